@@ -135,10 +135,10 @@ def _untuned_s(result: Any, mod: Any, model: str, args: argparse.Namespace) -> f
     if not result.summary.plain_baseline:
         return float(result.baseline_latency_s)
     from eqtune import zoo
+    from eqtune.compile.untuned import untuned_executable
     from eqtune.frontends import load_model
     from eqtune.machine import detect_target
     from eqtune.runtime import ModelRunner
-    from eqtune.transform.apply_tuned import untuned_executable
 
     untuned = ModelRunner(untuned_executable(load_model(mod).mod, detect_target(args.threads)), threads=args.threads)
     inputs = zoo.inputs(model, seed=args.seed).values()

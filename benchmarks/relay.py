@@ -100,11 +100,11 @@ def read(text: str, params: dict[str, Array], module: Any, example: Any, threads
     import torch
 
     from eqtune import transform
+    from eqtune.compile.untuned import untuned_executable
     from eqtune.machine import detect_target
     from eqtune.relay.convert import convert
     from eqtune.relay.parser import parse
     from eqtune.runtime import ModelRunner
-    from eqtune.transform.apply_tuned import untuned_executable
 
     program = parse(text)
     mod = convert(program, params)

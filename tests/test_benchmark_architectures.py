@@ -8,12 +8,12 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks.architecture_modules import ARCHITECTURES, build
+from eqtune.compile.untuned import untuned_executable
 from eqtune.errors import MismatchError
 from eqtune.frontends import load_model
 from eqtune.frontends.verify import verify_import
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
-from eqtune.transform.apply_tuned import untuned_executable
 
 
 def difference(module, inputs, tolerance=1e-4):

@@ -8,8 +8,8 @@ from tvm import relax
 
 from benchmarks.in_model import kernel_times, slower_kernels
 from eqtune import zoo
+from eqtune.compile.untuned import untuned_executable
 from eqtune.machine import detect_target
-from eqtune.transform.apply_tuned import untuned_executable
 
 
 def test_each_kernel_of_a_run_is_timed():

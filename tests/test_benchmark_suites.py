@@ -24,8 +24,8 @@ def test_eqtune_and_onnx_runtime_get_the_same_kernel(case: Case) -> None:
     onnxruntime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime: pip install eqtune[onnx]")
     import tvm
 
+    from eqtune.compile.untuned import untuned_executable
     from eqtune.runtime import ModelRunner
-    from eqtune.transform.apply_tuned import untuned_executable
 
     inputs = case.inputs()
     session = onnxruntime.InferenceSession(case.onnx().SerializeToString(), providers=["CPUExecutionProvider"])
@@ -118,8 +118,8 @@ def test_pytorch_gets_the_same_bfloat16_product(case: DotCase) -> None:
     torch = pytest.importorskip("torch", reason="needs PyTorch: pip install eqtune[torch]")
     import tvm
 
+    from eqtune.compile.untuned import untuned_executable
     from eqtune.runtime import ModelRunner
-    from eqtune.transform.apply_tuned import untuned_executable
 
     (x,) = case.inputs().values()
     product = case.torch()(torch.from_numpy(x.astype(np.float32)).bfloat16()).float().numpy()

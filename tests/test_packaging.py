@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -123,3 +125,40 @@ def test_help_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
             main([command, "--help"])
         words = "".join(capsys.readouterr().out.split())
         assert [name for name in names if name not in words] == []
+
+
+def imported_by(path: Path) -> set[str]:
+    """What a module of `tvm_plugin` imports of it, as dotted names; not what only types need."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    here = path.relative_to(ROOT / "tvm_plugin").with_suffix("").parts
+    found: set[str] = set()
+    nodes: list[ast.AST] = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.ImportFrom) and 0 < node.level <= len(here):
+            base = [*here[: len(here) - node.level], *(node.module or "").split(".")]
+            found |= {".".join([*filter(None, base), alias.name]) for alias in node.names}
+        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            nodes += ast.iter_child_nodes(node)
+    return found
+
+
+def test_imports_go_one_way() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = text.split("each line imports from those above it", 1)[1].split("\n\n")[1]
+    lines = [re.split(r"  +", line.strip())[0].split(", ") for line in listed.splitlines()]
+    place = {name: number for number, names in enumerate(lines) for name in names}
+
+    def place_of(module: str) -> int | None:
+        first, *rest = module.split(".")
+        return place.get(".".join([first, *rest[:1]]), place.get(first))
+
+    upwards = set()
+    for path in (ROOT / "tvm_plugin").rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT / "tvm_plugin").with_suffix("").parts).removesuffix(".__init__")
+        own = place_of(module)
+        if module.startswith("_"):
+            continue
+        assert own is not None, f"{module} is not in the list"
+        upwards |= {(module, name) for name in imported_by(path) if (place_of(name) or 0) > own}
+    assert upwards == {("machine", "measure.peaks.measure_speeds")}

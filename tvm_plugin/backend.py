@@ -24,6 +24,6 @@ def register() -> None:
 
 def _pipeline(**options: Any) -> Any:
     """The pass that `relax.get_pipeline("eqtune", **options)` returns."""
-    from .transform.pipeline import eqtune_pipeline
+    from .pipeline import eqtune_pipeline
 
     return eqtune_pipeline(**options)

@@ -10,8 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from tvm import ir
 
+from .compile.untuned import untuned_executable
 from .frontends.imported import InputInfo, random_input
+from .frontends.verify import compare
 from .graph_result import GraphConfig, GraphResult
+from .machine import detect_target
+from .runtime import ModelRunner
 from .search.graph.relax_ops import static_type
 
 __all__ = ["Runner", "Timer", "why_refused"]
@@ -46,8 +50,6 @@ def why_refused(
 
 def _compare(mod: ir.IRModule, candidate: ir.IRModule, config: GraphConfig, run: Runner, result: GraphResult) -> str:
     """Why the candidate must not be used; "" when its outputs are the original's."""
-    from .frontends.verify import compare
-
     started = time.perf_counter()
     inputs = _random_inputs(mod["main"], config.seed)
     if inputs is None:
@@ -83,8 +85,4 @@ def _random_inputs(main: Any, seed: int) -> list[NDArray[Any]] | None:
 
 def _run_plain(mod: ir.IRModule, inputs: Sequence[NDArray[Any]]) -> Outputs:
     """Run "main" with plain schedules, on this machine's CPU."""
-    from .machine import detect_target
-    from .runtime import ModelRunner
-    from .transform.apply_tuned import untuned_executable
-
     return ModelRunner(untuned_executable(mod, detect_target(), plain=True))(*inputs)

@@ -17,14 +17,13 @@ import numpy as np
 import tvm
 from tvm import relax, transform
 
+from .relax_ir.constants import constant_of
 from .search.graph.attributes import TensorType
 from .search.graph.cost import AnalyticCost, MeasuredCost, TermCost, TermKey, graph_cost_s, term_keys
 from .search.graph.relax_ops import write_term
 from .search.graph.terms import TermGraph
 from .search.space.hardware import Hardware
-from .symbolic import known_tasks
-from .tasks import Task, lower_to_kernels, permit_lossy_products
-from .transform.constants import constant_of
+from .tasks import Task, known_tasks, lower_to_kernels, permit_lossy_products
 from .transform.layout import ChannelsLast
 
 __all__ = ["GraphPrices"]

@@ -21,6 +21,7 @@ from .search.graph.cost import Pricing
 from .search.graph.decode import decode_block
 from .search.graph.encode import Encoded, NotEncodable, encode_block, exact_variables
 from .search.graph.superoptimize import Candidate, SearchResult, superoptimize
+from .transform.fold_weights import FoldWeights
 
 __all__ = ["ExtractorReport", "GraphConfig", "GraphResult", "RuleReport", "optimize_graph"]
 
@@ -217,8 +218,6 @@ class _Search:
 
     def _with_blocks(self, blocks: _Blocks) -> ir.IRModule:
         """The module with other blocks in "main", its weights folded; MismatchError when it is not well-formed."""
-        from .transform.fold_weights import FoldWeights
-
         main = self.main
         chosen = [old if new is None else new.block for old, new in zip(main.body.blocks, blocks, strict=True)]
         builder = relax.BlockBuilder(self.mod)

@@ -22,10 +22,10 @@ from tvm.s_tir import meta_schedule as ms
 
 from benchmarks.peers import metaschedule
 from eqtune import zoo
+from eqtune.compile.untuned import untuned_executable
 from eqtune.frontends.verify import compare
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner, time_side_by_side
-from eqtune.transform.apply_tuned import untuned_executable
 from eqtune.transform.simplify import simplify
 
 ENDLESS = 1_000_000

@@ -21,13 +21,13 @@ from eqtune.measure.arguments import Interface
 from eqtune.measure.build import split_packing
 from eqtune.records.traces import replay, trace_to_json
 from eqtune.records.workload import workload_hash
+from eqtune.schedules.packing import pack
 from eqtune.search.space import Hardware, build_space
 from eqtune.search.space.amx import permit_halves
 from eqtune.search.space.amx.halves import HALVES_PERMITTED, split_panels
 from eqtune.search.space.expressions import binding_of, nodes_of, substitute
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.space.marks import AMX_TILES, SPLIT_IN_HALVES
-from eqtune.transform.packing import pack
 
 sys.path.insert(0, str(Path(__file__).parent))
 import amx_on_cpu

@@ -9,12 +9,13 @@ import pytest
 import tvm
 from tvm import relax
 
+from eqtune.compile.executable import build_scheduled
+from eqtune.compile.untuned import untuned_executable
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 from eqtune.search.space.extrema import begin_with_infinity
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import ApplyTuned, LowerToKernels
-from eqtune.transform.apply_tuned import build_scheduled, untuned_executable
 
 op = relax.op
 ROWS = np.random.default_rng(0).standard_normal((5, 40), dtype="float32")

@@ -13,13 +13,14 @@ from tvm import relax, te, tirx
 from tvm.ir.expr import TensorLoad
 from tvm.script import tirx as T
 
+from eqtune.compile.executable import build_scheduled
+from eqtune.compile.untuned import untuned_executable
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 from eqtune.search.space.byte_tables import table_index
 from eqtune.search.space.expressions import evaluate, nodes_of
 from eqtune.search.space.index_division import keep_index_divisions
 from eqtune.transform import ApplyTuned, LowerToKernels
-from eqtune.transform.apply_tuned import build_scheduled, untuned_executable
 
 op = relax.op
 div, mod = tirx.floordiv, tirx.floormod

@@ -12,12 +12,12 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from eqtune.machine import detect_target
+from eqtune.schedules.overwritable import overwritable
 from eqtune.search.space import Hardware, build_space
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.space.marks import PICKED_LANES
 from eqtune.search.space.memory_bound.picked_lanes import pick_lanes
 from eqtune.tasks import extract_tasks, lower_to_kernels
-from eqtune.transform.in_place import overwritable
 
 TARGET = detect_target(2)
 HARDWARE = Hardware(threads=2)

@@ -11,10 +11,10 @@ import tvm_ffi
 from tvm import relax
 
 from eqtune.narrow_weights import narrow_product, narrow_weights
+from eqtune.schedules.pack_weights import pack_weights
 from eqtune.search.space import Hardware, build_space
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.tasks import extract_tasks, lower_to_kernels
-from eqtune.transform.pack_weights import pack_weights
 
 op = relax.op
 AVX2 = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})

@@ -11,15 +11,15 @@ import pytest
 from tvm import relax
 
 import eqtune
+from eqtune.compile.untuned import untuned_executable
 from eqtune.dtypes import epsilon, numpy_dtype
 from eqtune.frontends import load_model, verify_import
 from eqtune.frontends.torch.nodes import array_of_torch
 from eqtune.machine import detect_target
+from eqtune.relax_ir.constants import array_of, constant_of
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import FoldWeights
-from eqtune.transform.apply_tuned import untuned_executable
-from eqtune.transform.constants import array_of, constant_of
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

@@ -15,13 +15,13 @@ from tvm.relax import op
 
 import eqtune
 from eqtune.cli import main
+from eqtune.compile.untuned import untuned_executable
 from eqtune.errors import UnsupportedModelError
 from eqtune.frontends import load_model
 from eqtune.frontends.verify import is_settled, undecided
 from eqtune.machine import detect_target
+from eqtune.relax_ir.kernels import is_symbolic
 from eqtune.runtime import LocalModels, ModelRunner
-from eqtune.symbolic import is_symbolic
-from eqtune.transform.apply_tuned import untuned_executable
 from eqtune.tune.chosen_inputs import FACTORS, inputs_that_choose
 from eqtune.tune.forms import model_forms
 

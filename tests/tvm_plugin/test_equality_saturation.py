@@ -18,6 +18,8 @@ from tvm.script import tirx as T
 
 import eqtune
 from eqtune import GraphConfig, InputError, optimize_graph, zoo
+from eqtune.relax_ir.constants import array_of
+from eqtune.relax_ir.evaluate import evaluate as evaluate_call
 from eqtune.search.graph.attributes import Kind
 from eqtune.search.graph.cost import AnalyticCost
 from eqtune.search.graph.decode import decode_function
@@ -34,8 +36,6 @@ from eqtune.search.graph.verify.evaluate import evaluate
 from eqtune.search.graph.verify.floats import Floats
 from eqtune.search.space.hardware import Hardware
 from eqtune.transform import EqualitySaturation, FoldBatchNorm, FoldWeights
-from eqtune.transform.constants import array_of
-from eqtune.transform.evaluate import evaluate as evaluate_call
 from eqtune.tune.forms import check_graph
 
 SLOW_MODELS = ("inceptionv3", "nasneta")

@@ -12,9 +12,9 @@ import tvm_ffi
 from tvm import relax, te, tirx
 from tvm.relax import op
 
+from eqtune.compile.executable import after_kernels, build_scheduled
 from eqtune.machine import detect_target
-from eqtune.transform.apply_tuned import after_kernels, build_scheduled
-from eqtune.transform.pipeline import cheapest_form
+from eqtune.pipeline import cheapest_form
 
 pytestmark = pytest.mark.unoptimised
 
@@ -118,7 +118,7 @@ def test_what_is_read_for_the_last_time_is_overwritten(
     target = detect_target(threads=2)
     mod = scheduled(module(compute), target)
     tensors, found = allocated(mod, target), outputs(mod, target, X)
-    monkeypatch.setattr("eqtune.transform.apply_tuned.WriteInPlace", relax.transform.ToNonDataflow)  # does nothing more
+    monkeypatch.setattr("eqtune.compile.executable.WriteInPlace", relax.transform.ToNonDataflow)  # does nothing more
     assert allocated(mod, target) - tensors == overwritten
     for one, other in zip(found, outputs(mod, target, X), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -198,6 +198,6 @@ def test_images_of_an_open_batch_are_overwritten(monkeypatch: pytest.MonkeyPatch
     assert allocated(mod, target) == 2
     rows = scheduled(module(last_residual, n), target)
     assert allocated(rows, target) == 3
-    monkeypatch.setattr("eqtune.transform.apply_tuned.WriteInPlace", relax.transform.ToNonDataflow)
+    monkeypatch.setattr("eqtune.compile.executable.WriteInPlace", relax.transform.ToNonDataflow)
     assert allocated(mod, target) == 3
     np.testing.assert_array_equal(together, outputs(mod, target, images)[0])

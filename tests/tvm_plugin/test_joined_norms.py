@@ -12,14 +12,14 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
+from eqtune.compile.untuned import untuned_executable
 from eqtune.dtypes import numpy_dtype
 from eqtune.frontends import load_model
 from eqtune.machine import detect_target
+from eqtune.relax_ir.constants import constant_of
+from eqtune.relax_ir.functions import operator, top_level_bindings
 from eqtune.runtime import ModelRunner
 from eqtune.transform import JoinNorms
-from eqtune.transform.apply_tuned import untuned_executable
-from eqtune.transform.constants import constant_of
-from eqtune.transform.functions import operator, top_level_bindings
 from eqtune.tune.forms import model_forms
 
 SHAPE, EPSILON = (2, 5, 24), 0.1  # not what operators take by default

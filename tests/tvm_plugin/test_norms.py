@@ -12,17 +12,18 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
+from eqtune.compile.executable import build_scheduled
+from eqtune.compile.untuned import untuned_executable
 from eqtune.dtypes import numpy_dtype
 from eqtune.frontends import load_model
 from eqtune.gpu_machine import gpu_target
 from eqtune.machine import describe_machine, detect_target
+from eqtune.relax_ir.constants import array_of, constant_of
 from eqtune.runtime import ModelRunner
 from eqtune.search.space import Decision, build_space
 from eqtune.search.space.gpu.hardware import DEVICES
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ApplyTuned, LowerToKernels
-from eqtune.transform.apply_tuned import build_scheduled, untuned_executable
-from eqtune.transform.constants import array_of, constant_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
 import cuda_on_cpu

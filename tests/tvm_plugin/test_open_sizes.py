@@ -16,17 +16,18 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 import eqtune
+from eqtune import pipeline
 from eqtune.cli import main
 from eqtune.errors import InputError, MismatchError, UnsupportedModelError
 from eqtune.frontends import load_model
 from eqtune.machine import detect_target
+from eqtune.pipeline import cheapest_form
 from eqtune.records import RecordDatabase
+from eqtune.relax_ir.tensors import STEPS
 from eqtune.runtime import LocalModels
+from eqtune.schedules.stored import stored_schedules
 from eqtune.search.allocation.stopping import Stopping
-from eqtune.transform import pipeline
-from eqtune.transform.check_sizes import STEPS
-from eqtune.transform.pipeline import cheapest_form
-from eqtune.transform.stored_schedules import stored_schedules
+from eqtune.symbolic import typical_sizes
 from eqtune.tune import open_sizes
 from eqtune.tune.result import TaskResult
 from eqtune.tune.tiles import TunedTiles, _with_results
@@ -733,9 +734,9 @@ def test_typical_sizes_of_images() -> None:
     assert open_sizes.typical_sizes(imported, None) == {"batch": 1, "h": 224, "w": 224}
     assert open_sizes.typical_sizes(imported, {"h": 480}) == {"batch": 1, "h": 480, "w": 224}
     assert open_sizes.typical_sizes(load_model(rows(), any_size=True), None) == {"n": 16}
-    assert pipeline.typical_sizes(mod) == {"h": 224, "w": 224}
+    assert typical_sizes(mod) == {"h": 224, "w": 224}
     bounded = mod["main"].with_attr("tir_var_upper_bound", {"h": 96}).with_attr("tir_var_lower_bound", {"h": 2})
-    assert pipeline.typical_sizes(tvm.IRModule({"main": bounded})) == {"h": 96, "w": 224}
+    assert typical_sizes(tvm.IRModule({"main": bounded})) == {"h": 96, "w": 224}
 
 
 def test_sizes_beyond_what_a_program_allows(tokens: Any, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from eqtune.frontends import load_model, verify_import
 from eqtune.gpu_machine import resolve_target
 from eqtune.machine import detect_target
 from eqtune.recurrent import CELLS, LANES, OPERATOR, Layer, recurrent, with_steps_written_out
+from eqtune.relax_ir.functions import operator, top_level_bindings
 from eqtune.tasks import extract_tasks, lower_to_kernels
-from eqtune.transform.functions import operator, top_level_bindings
 from eqtune.transform.simplify import simplify
 
 torch = pytest.importorskip("torch")

@@ -13,7 +13,9 @@ from tvm import ir, relax, s_tir, te, tirx
 from tvm.relax import op
 
 import eqtune  # noqa: F401  registers the pipeline
+from eqtune import pipeline
 from eqtune.machine import describe_machine, detect_target
+from eqtune.repairs.open_slices import open_slice
 from eqtune.search.space import build_space
 from eqtune.search.space.expressions import substitute
 from eqtune.search.space.hardware import Hardware
@@ -21,8 +23,7 @@ from eqtune.symbolic import TILED, tile_symbolic_kernels, tiled_kernels
 from eqtune.symbolic.kernel import grouped, read_kernel
 from eqtune.symbolic.named_sizes import with_sizes_named
 from eqtune.tasks import lower_to_kernels
-from eqtune.transform import ApplyTuned, LowerToKernels, pipeline
-from eqtune.transform.open_slices import open_slice
+from eqtune.transform import ApplyTuned, LowerToKernels
 
 pytestmark = pytest.mark.unoptimised
 

@@ -13,16 +13,16 @@ from tvm import relax, tirx
 from tvm.relax import op
 
 import eqtune
+from eqtune.compile.executable import build_scheduled
 from eqtune.errors import MismatchError
 from eqtune.machine import describe_machine, detect_target
 from eqtune.runtime import LocalModels, ModelRunner
+from eqtune.schedules.overwritable import OVERWRITABLE
 from eqtune.search.space.hardware import Hardware
 from eqtune.symbolic import WINOGRAD, permit_winograd, tiled_kernels
 from eqtune.symbolic.winograd_choice import SHARED_WEIGHTS
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import ChannelsLast, LowerToKernels
-from eqtune.transform.apply_tuned import build_scheduled
-from eqtune.transform.in_place import OVERWRITABLE
 
 N, H, W = (tirx.Var(name, "int64") for name in ("n", "h", "w"))
 RNG = np.random.default_rng(0)

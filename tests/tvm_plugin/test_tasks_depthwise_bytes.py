@@ -9,9 +9,10 @@ import pytest
 import tvm
 from tvm import relax
 
+from eqtune.compile.executable import build_executable
+from eqtune.compile.untuned import untuned_executable
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import extract_tasks, lower_to_kernels
-from eqtune.transform.apply_tuned import build_executable, untuned_executable
 
 pytestmark = pytest.mark.unoptimised
 

@@ -6,14 +6,15 @@ import tvm
 from tvm import relax, te, tirx, topi
 
 from eqtune import zoo
+from eqtune.compile.executable import build_executable
+from eqtune.compile.untuned import untuned_executable
 from eqtune.gpu_machine import resolve_target
+from eqtune.relax_ir.kernels import is_scheduled
 from eqtune.runtime import ModelRunner
 from eqtune.search.space.expressions import nodes_of
 from eqtune.tasks import count_bytes, count_flops, count_integer_operations, extract_tasks, lower_to_kernels
 from eqtune.tasks.concat import _parts
 from eqtune.transform import FoldBatchNorm, FoldWeights
-from eqtune.transform.apply_tuned import build_executable, untuned_executable
-from eqtune.transform.functions import is_scheduled
 
 pytestmark = pytest.mark.unoptimised
 

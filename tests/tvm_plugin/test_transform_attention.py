@@ -8,11 +8,11 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
+from eqtune.compile.untuned import untuned_executable
 from eqtune.machine import detect_target
+from eqtune.relax_ir.functions import operator, top_level_bindings
 from eqtune.runtime import ModelRunner
 from eqtune.transform import AskMaximaForEmptyRows, AttentionAsProducts
-from eqtune.transform.apply_tuned import untuned_executable
-from eqtune.transform.functions import operator, top_level_bindings
 
 N = tirx.Var("n", "int64")
 

@@ -11,13 +11,14 @@ import tvm
 from scipy import special
 from tvm import relax
 
+from eqtune.compile.executable import build_executable
+from eqtune.compile.untuned import untuned_executable
+from eqtune.relax_ir.constants import array_of
+from eqtune.relax_ir.functions import operator, top_level_bindings
 from eqtune.runtime import ModelRunner
 from eqtune.search.space.byte_tables import BYTE_TABLES
 from eqtune.tasks import extract_tasks, lower_to_kernels
-from eqtune.transform.apply_tuned import build_executable, untuned_executable
 from eqtune.transform.byte_tables import OPERATOR, TabulateBytes
-from eqtune.transform.constants import array_of
-from eqtune.transform.functions import operator, top_level_bindings
 from eqtune.transform.layout import ChannelsLast
 from eqtune.transform.simplify import simplify
 

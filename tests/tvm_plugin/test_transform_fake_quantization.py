@@ -10,12 +10,13 @@ import pytest
 import tvm
 from tvm import relax, tirx
 
+from eqtune.compile.executable import build_executable
+from eqtune.compile.untuned import untuned_executable
+from eqtune.relax_ir.functions import operator, top_level_bindings
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import FakeQuantizationToInteger, FoldWeights
-from eqtune.transform.apply_tuned import build_executable, untuned_executable
 from eqtune.transform.fake_quantization import is_quantized
-from eqtune.transform.functions import operator, top_level_bindings
 
 pytestmark = pytest.mark.unoptimised
 

@@ -11,12 +11,13 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from eqtune.compile.executable import build_executable
 from eqtune.machine import detect_target
+from eqtune.relax_ir.functions import operator, top_level_bindings
+from eqtune.relax_ir.tensors import extents
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import JoinSharedHeads, ScaleSmallerOperand, SimplifyShapes
-from eqtune.transform.apply_tuned import build_executable
-from eqtune.transform.functions import extents, operator, top_level_bindings
 
 pytestmark = pytest.mark.unoptimised
 

@@ -9,11 +9,12 @@ from tvm import relax
 from tvm.script import relax as R
 
 from eqtune import zoo
+from eqtune.compile.executable import build_executable
+from eqtune.compile.untuned import untuned_executable
+from eqtune.relax_ir.constants import array_of, constant_of
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ChannelsLast, FoldBatchNorm, FoldWeights, SimplifyShapes
-from eqtune.transform.apply_tuned import build_executable, untuned_executable
-from eqtune.transform.constants import array_of, constant_of
 from eqtune.transform.layout import _REORDERED, _reordered
 
 pytestmark = pytest.mark.unoptimised

@@ -12,10 +12,11 @@ import tvm_ffi
 from tvm import relax
 
 from eqtune import relay
+from eqtune.compile.executable import build_executable
+from eqtune.compile.untuned import untuned_executable
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ChannelsLast, FoldWeights, NarrowProducts
-from eqtune.transform.apply_tuned import build_executable, untuned_executable
 from eqtune.transform.narrow_products import product_bits
 
 pytestmark = pytest.mark.unoptimised

@@ -12,12 +12,12 @@ import tvm_ffi
 from tvm import relax
 
 import eqtune
+from eqtune.compile.executable import build_executable
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 from eqtune.search.space.hardware import Hardware
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import KeepNarrowWeights
-from eqtune.transform.apply_tuned import build_executable
 from eqtune.transform.simplify import simplify
 from eqtune.tune.advice import fast_math_advice
 

@@ -10,12 +10,12 @@ import pytest
 import tvm
 from tvm import relax
 
+from eqtune.compile.executable import build_executable
 from eqtune.machine import detect_target
+from eqtune.relax_ir.functions import operator
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import JoinParallelConvolutions
-from eqtune.transform.apply_tuned import build_executable
-from eqtune.transform.functions import operator
 from eqtune.transform.simplify import simplify
 
 pytestmark = pytest.mark.unoptimised

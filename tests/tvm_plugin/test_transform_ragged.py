@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from tvm import relax
 
+from eqtune.compile.executable import build_scheduled
+from eqtune.compile.untuned import untuned_executable
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 from eqtune.transform import ApplyTuned, LowerToKernels
-from eqtune.transform.apply_tuned import build_scheduled, untuned_executable
 
 op = relax.op
 

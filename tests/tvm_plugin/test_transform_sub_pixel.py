@@ -7,11 +7,11 @@ import pytest
 import tvm
 from tvm import relax
 
+from eqtune.compile.executable import build_executable
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.transform import ChannelsLast, FoldWeights, SubPixelConvolution
-from eqtune.transform.apply_tuned import build_executable
 
 pytestmark = pytest.mark.unoptimised
 

@@ -9,11 +9,11 @@ import pytest
 import tvm
 from tvm import relax
 
+from eqtune.compile.executable import build_executable
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import TrimKernels
-from eqtune.transform.apply_tuned import build_executable
 from eqtune.transform.simplify import simplify
 
 TARGET = detect_target(1)

@@ -27,8 +27,8 @@ from tvm import relax
 import eqtune
 from eqtune import zoo
 from eqtune.cli import main
+from eqtune.compile.executable import build_scheduled
 from eqtune.records import RecordDatabase
-from eqtune.transform.apply_tuned import build_scheduled
 from eqtune.tune.model import MOST_COMPILED, _calls_matter
 from eqtune.tune.result import TaskResult
 

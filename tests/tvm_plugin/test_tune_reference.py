@@ -17,13 +17,13 @@ import tvm
 from tvm import relax
 
 import eqtune
+from eqtune.compile.untuned import untuned_executable, untuned_module
 from eqtune.frontends.imported import imported_model
 from eqtune.machine import detect_target
 from eqtune.measure import LocalMeasurer, peaks
 from eqtune.records import RecordDatabase
 from eqtune.report.table import closing_lines
 from eqtune.runtime import LocalModels, ModelRunner
-from eqtune.transform.apply_tuned import untuned_executable, untuned_module
 from eqtune.tune import baselines, model, reference, session
 from eqtune.tune.budget import Budget
 from eqtune.tune.workdir import WorkDirectory
@@ -143,7 +143,7 @@ def test_plain_schedules_that_do_not_compile_are_done_without(tmp_path: Path, mo
         raise ValueError("not today")
 
     monkeypatch.setattr(baselines, "UNTUNED_S_PER_OPERATION", 1e9)
-    monkeypatch.setattr("eqtune.transform.apply_tuned.with_plain_schedules", refuse)
+    monkeypatch.setattr("eqtune.compile.untuned.with_plain_schedules", refuse)
     assert tune(tmp_path).max_rel_error <= 1e-4
 
 

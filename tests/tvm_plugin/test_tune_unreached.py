@@ -13,8 +13,8 @@ from tvm import relax
 import eqtune
 from eqtune.machine import detect_target
 from eqtune.records import RecordDatabase
+from eqtune.schedules.stored import stored_schedules
 from eqtune.tasks import lower_to_kernels
-from eqtune.transform.stored_schedules import stored_schedules
 from eqtune.tune import accuracy
 from eqtune.tune.prices import KernelPrices
 from eqtune.tune.result import TaskResult

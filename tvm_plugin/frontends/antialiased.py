@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.relax import op
 
-from ..transform.constants import constant_of
-from ..transform.functions import extents
+from ..relax_ir.constants import constant_of
+from ..relax_ir.tensors import extents
 
 __all__ = ["cubic", "linear", "resized"]
 

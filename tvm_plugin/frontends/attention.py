@@ -12,8 +12,8 @@ from tvm_ffi import structural_equal
 
 from ..dtypes import HALVES
 from ..errors import UnsupportedModelError
-from ..transform.causal import without_later_places
-from ..transform.functions import as_dtype, extents, shape_of
+from ..relax_ir.tensors import as_dtype, extents, shape_of
+from ..repairs.causal import without_later_places
 
 __all__ = ["attention", "join_heads", "split_heads", "zero_without"]
 

@@ -14,8 +14,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax import op
 
-from ..transform.functions import as_shape, substituted, symbols_of, top_level_bindings
-from ..transform.open_slices import CHOSEN
+from ..relax_ir.functions import substituted, top_level_bindings
+from ..relax_ir.tensors import as_shape, symbols_of
+from ..repairs.open_slices import CHOSEN
 
 __all__ = ["chosen_rows", "computes_sizes", "with_choices_apart"]
 

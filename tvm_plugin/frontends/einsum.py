@@ -10,8 +10,9 @@ from tvm import ir, relax
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, map_functions, operator
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import map_functions, operator
+from ..relax_ir.tensors import extents
 
 __all__ = ["with_einsum_products"]
 

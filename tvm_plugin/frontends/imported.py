@@ -18,10 +18,10 @@ from ..dtypes import is_floating, numpy_dtype
 from ..errors import InputError, UnsupportedModelError
 from ..recurrent import OPERATOR as RECURRENT
 from ..recurrent import Layer
-from ..transform.bounded_indices import with_bounded_indices
-from ..transform.functions import sizes_read, symbols_of
-from ..transform.partial_scatters import with_partial_scatters
-from ..transform.wide_norms import with_norms_of_doubles
+from ..relax_ir.tensors import sizes_read, symbols_of
+from ..repairs.bounded_indices import with_bounded_indices
+from ..repairs.partial_scatters import with_partial_scatters
+from ..repairs.wide_norms import with_norms_of_doubles
 from .chosen import with_choices_apart
 from .einsum import with_einsum_products
 from .normalize import (

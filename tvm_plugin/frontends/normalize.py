@@ -12,11 +12,11 @@ from tvm import relax
 
 from ..dtypes import HALVES, is_floating, is_integer
 from ..errors import InputError
+from ..relax_ir.constants import array_of, constant_of
+from ..relax_ir.functions import operator
+from ..repairs.in_float32 import ORDERING, SUMS, compute_in_float32
 from ..search.graph.attributes import Conv2d
 from ..search.graph.blocked_ops import blocked_conv2d
-from ..transform.constants import array_of, constant_of
-from ..transform.functions import operator
-from ..transform.in_float32 import ORDERING, SUMS, compute_in_float32
 
 __all__ = [
     "with_blocked_convolutions",

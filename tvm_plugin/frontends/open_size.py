@@ -9,9 +9,7 @@ from typing import Any
 from tvm import relax
 
 from ..errors import InputError
-from ..transform.check_sizes import STEPS
-from ..transform.functions import symbols_of
-from ..transform.known_slices import BOUNDS
+from ..relax_ir.tensors import BOUNDS, STEPS, symbols_of
 
 __all__ = ["OpenSize", "open_sizes_of"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
-from ..transform.functions import extents
+from ..relax_ir.tensors import extents
 
 __all__ = ["add_up", "fold"]
 

@@ -13,8 +13,8 @@ from tvm import relax
 from tvm.relax import op
 
 from ..dtypes import is_floating, numpy_dtype
-from ..transform.constants import constant_of
-from ..transform.functions import shape_of
+from ..relax_ir.constants import constant_of
+from ..relax_ir.tensors import shape_of
 
 __all__ = ["places_of_maxima"]
 

@@ -15,8 +15,8 @@ from tvm.relax import op
 from ..dtypes import HALVES
 from ..errors import UnsupportedModelError
 from ..recurrent import ACTIVATIONS, CELLS, LANES, Layer, in_blocks, recurrent
-from ..transform.constants import array_of, constant_of
-from ..transform.functions import as_dtype, extents
+from ..relax_ir.constants import array_of, constant_of
+from ..relax_ir.tensors import as_dtype, extents
 from .imported import KNOWN_SHAPES, is_number
 from .onnx.nodes import text_of
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..compile.untuned import untuned_executable
 from ..errors import MismatchError
 from ..machine import detect_target
 from ..runtime import ModelRunner
-from ..transform.apply_tuned import untuned_executable
 from .imported import ImportedModel
 
 __all__ = ["CHANGE", "compare", "is_settled", "sensitivity", "undecided", "verify_import"]

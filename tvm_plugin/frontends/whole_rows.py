@@ -10,9 +10,10 @@ from tvm import ir, relax
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from ..transform.bounded_indices import from_start
-from ..transform.constants import array_of, constant_of, is_static_tensor
-from ..transform.functions import extents, map_functions, operator
+from ..relax_ir.constants import array_of, constant_of, is_static_tensor
+from ..relax_ir.functions import map_functions, operator
+from ..relax_ir.tensors import extents
+from ..repairs.bounded_indices import from_start
 
 __all__ = ["with_whole_rows"]
 

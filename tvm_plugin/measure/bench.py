@@ -14,9 +14,9 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 
+from ..arrays import ALIGNMENT, aligned_empty, huge_memory
 from ..dtypes import is_floating, numpy_dtype
-from ..transform.constants import ALIGNMENT, aligned_empty, tensor_of
-from ..transform.huge_pages import huge_memory
+from ..relax_ir.constants import tensor_of
 from .arguments import BufferSpec, Domain, Interface, as_comparable, poison, random_inputs
 from .build import Program
 from .check import ONE_OFF, mismatch, relative_tolerance

@@ -103,7 +103,7 @@ class LocalMeasurer:
     Attributes
     ----------
     plain_baselines : bool
-        False; True compares with plain schedules (`transform/plain_schedules.py`) instead of untuned kernels, which
+        False; True compares with plain schedules (`schedules/plain.py`) instead of untuned kernels, which
         take seconds each. Assign it before the first measurement.
     model_bytes : int
         0; more times calls as in a model with weights of so many bytes, whose caches have passed all others before a

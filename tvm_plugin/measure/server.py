@@ -33,13 +33,13 @@ import tvm
 
 from ..records.traces import trace_to_json
 from ..records.workload import deserialize_workload
+from ..schedules.plain import plain_schedule
 from ..search.space.amx.tiles import multiply_tiles
 from ..search.space.base import Decision
 from ..search.space.hardware import Hardware
 from ..search.space.lowering import as_written, prepare_for_lowering
 from ..search.space.marks import AHEAD_OF_TIME
 from ..search.space.replay import replay_schedule
-from ..transform.plain_schedules import plain_schedule
 from .affinity import on_first_core, start_pool
 from .arguments import Interface
 from .base import last_line

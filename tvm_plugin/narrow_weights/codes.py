@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..transform.constants import Array, aligned_empty, copy_into
+from ..arrays import Array, aligned_empty, copy_into
 
 __all__ = ["WORD_BITS", "NarrowWeights", "narrow_weights"]
 

@@ -7,9 +7,9 @@ from typing import Any
 from tvm import ir, relax, te, tirx
 
 from ..operators import register_operator
+from ..relax_ir.constants import constant_of, is_static_tensor
+from ..relax_ir.tensors import extents
 from ..search.space.narrow_weights import GROUP_PRODUCTS, TOTALS
-from ..transform.constants import constant_of, is_static_tensor
-from ..transform.functions import extents
 from .codes import WORD_BITS, NarrowWeights
 
 __all__ = ["OPERATOR", "narrow_product"]

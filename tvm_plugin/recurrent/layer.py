@@ -17,8 +17,8 @@ from tvm.target import Target
 
 from ..gpu_machine import is_gpu
 from ..operators import register_operator
-from ..transform.constants import is_static_tensor
-from ..transform.functions import extents
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.tensors import extents
 
 __all__ = ["ACTIVATIONS", "CELLS", "LANES", "OPERATOR", "Cell", "Layer", "in_blocks", "recurrent"]
 

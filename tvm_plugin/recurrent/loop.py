@@ -15,8 +15,8 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from ..machine import thread_count, vector_registers
+from ..relax_ir.te_kernels import extern_kernel
 from ..search.space.memory_bound.math_forms import math_form
-from ..tasks.te_kernels import extern_kernel
 from .layer import LANES, Layer
 
 __all__ = ["fits_loop", "recurrent_loop"]

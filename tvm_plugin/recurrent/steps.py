@@ -12,7 +12,7 @@ from tvm import ir, relax
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from ..transform.functions import map_functions, operator
+from ..relax_ir.functions import map_functions, operator
 from .layer import LANES, OPERATOR, Layer
 
 __all__ = ["step_by_step", "with_steps_written_out"]

@@ -9,8 +9,8 @@ import tvm_ffi
 from tvm import ir, relax, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from ..transform.constants import array_of
-from ..transform.functions import map_functions, operator, top_level_bindings
+from ..relax_ir.constants import array_of
+from ..relax_ir.functions import map_functions, operator, top_level_bindings
 
 __all__ = ["RecognizeActivations"]
 

@@ -11,9 +11,10 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
-from ..transform.constants import array_of, constant_of, is_static_tensor
-from ..transform.evaluate import evaluate
-from ..transform.functions import extents, leaves
+from ..relax_ir.constants import array_of, constant_of, is_static_tensor
+from ..relax_ir.evaluate import evaluate
+from ..relax_ir.functions import leaves
+from ..relax_ir.tensors import extents
 from .errors import RelayError
 
 __all__ = ["Builder"]

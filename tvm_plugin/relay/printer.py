@@ -13,8 +13,9 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
-from ..transform.constants import array_of
-from ..transform.functions import extents, operator, top_level_bindings, use_counts
+from ..relax_ir.constants import array_of
+from ..relax_ir.functions import operator, top_level_bindings, use_counts
+from ..relax_ir.tensors import extents
 from .arrays import array_to_bytes
 from .attributes import REQUIRED, attribute_class
 from .errors import RelayError, UnsupportedRelayError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tvm
 
-from ..transform.functions import extents
+from ..relax_ir.tensors import extents
 from .printing import Write, Writer, integers, literal, numbers, out_dtype, prim, same
 
 __all__ = ["LAYERS"]

@@ -8,7 +8,8 @@ from typing import Any
 
 from tvm import relax
 
-from ..transform.functions import extents, operator
+from ..relax_ir.functions import operator
+from ..relax_ir.tensors import extents
 from .printing import Write, Writer, integers, literal, numbers, optional, prim, same
 from .printing_layers import LAYERS
 

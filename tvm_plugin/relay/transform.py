@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 from tvm import ir, relax, transform
 
+from ..compile.lowering import LowerToKernels
 from ..errors import InputError
+from ..graph_pass import EqualitySaturation
 from ..transform.batch_norm import FoldBatchNorm
-from ..transform.equality_saturation import EqualitySaturation
 from ..transform.fold_weights import FoldWeights
-from ..transform.lowering import LowerToKernels
 from ..transform.simplify_shapes import SimplifyShapes
 from .activations import RecognizeActivations
 from .mixed_precision import ToFloat16

@@ -7,8 +7,9 @@ from typing import Any
 from tvm import ir, relax, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, map_functions, operator, top_level_bindings, use_counts
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import map_functions, operator, top_level_bindings, use_counts
+from ..relax_ir.tensors import extents
 
 __all__ = ["UnflattenProducts"]
 

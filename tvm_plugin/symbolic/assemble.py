@@ -9,8 +9,8 @@ from typing import Any
 
 from tvm import s_tir, tirx
 
+from ..schedules.overwritable import OVERWRITABLE
 from ..search.space.statements import function_of, in_order, looped
-from ..transform.in_place import OVERWRITABLE
 from .blocks import Blocks, blocks_of, packed_in_blocks
 from .kernel import Size, Stage, SymbolicKernel, grouped, is_common
 from .part import Part, bytes_of, number

@@ -20,7 +20,6 @@ __all__ = [
     "axes_of",
     "grouped",
     "is_common",
-    "is_symbolic",
     "number_at",
     "read_kernel",
     "symbols_of",
@@ -148,12 +147,6 @@ class SymbolicKernel:
         written = {buffer for stage in self.stages for buffer in stage.writes}
         read = {buffer for stage in self.stages for buffer in stage.reads}
         return any(parameter in written and parameter in read for parameter in self.function.params)
-
-
-def is_symbolic(function: tirx.PrimFunc) -> bool:
-    """Whether a kernel has an argument of symbolic shape, or a number that is known only when it runs."""
-    shapes = [getattr(parameter.ty, "shape", None) for parameter in function.params]
-    return any(shape is None or not all(isinstance(extent, tirx.IntImm) for extent in shape) for shape in shapes)
 
 
 def symbols_of(function: tirx.PrimFunc) -> list[Any]:

@@ -12,14 +12,14 @@ from tvm import s_tir, tirx
 
 from eqtune.records.workload import as_workload, workload_hash
 
+from ..schedules.best import BestSchedule, best_schedule
+from ..schedules.overwritable import overwritable
+from ..schedules.pack_weights import SplitKernel, split_packing
 from ..search.space.amx import AMX_FEATURES, PARTS, PRODUCTS
 from ..search.space.base import Decision, Knob, Space
 from ..search.space.generate import build_space
 from ..search.space.hardware import FAR_WEIGHTS, ONE_THREAD, Hardware
 from ..search.space.lowering import prepare_for_lowering
-from ..transform.best_schedule import BestSchedule, best_schedule
-from ..transform.in_place import overwritable
-from ..transform.pack_weights import SplitKernel, split_packing
 from .kernel import number_at
 from .tile import Tile
 

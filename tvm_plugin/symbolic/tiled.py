@@ -9,18 +9,18 @@ from typing import Any
 
 from tvm import ir, tirx
 
+from ..relax_ir.kernels import READY, is_scheduled, is_symbolic
+from ..schedules.pack_weights import SplitKernel, pack_weights
 from ..search.space.base import Decision
 from ..search.space.expressions import substitute
 from ..search.space.extrema import begin_with_infinity
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.hardware import Hardware
-from ..transform.functions import READY, is_scheduled
-from ..transform.pack_weights import SplitKernel, pack_weights
 from .assemble import assemble
 from .blocks import NotInBlocks
 from .inlined import with_cheap_stages_inlined
 from .joined import seen_as_given, with_sizes_joined
-from .kernel import SymbolicKernel, is_symbolic, read_kernel
+from .kernel import SymbolicKernel, read_kernel
 from .named_sizes import with_sizes_named
 from .schedules import CannotShareWeights, TileSchedules, UsedTile
 from .slices import with_slice_apart

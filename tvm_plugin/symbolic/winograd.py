@@ -22,14 +22,14 @@ from typing import Any
 
 from tvm import ir, s_tir, te, tirx
 
+from ..schedules.overwritable import OVERWRITABLE
+from ..schedules.pack_weights import SplitKernel
 from ..search.graph.attributes import WinogradData, WinogradResult
 from ..search.graph.winograd_kernels import data_kernel, result_kernel, weight_kernel
 from ..search.space.base import Decision
 from ..search.space.expressions import substitute
 from ..search.space.hardware import Hardware
 from ..search.space.statements import function_of, in_order, looped
-from ..transform.in_place import OVERWRITABLE
-from ..transform.pack_weights import SplitKernel
 from .kernel import Size, Stage, SymbolicKernel
 from .part import Part, alike, number
 from .placed import computed_over

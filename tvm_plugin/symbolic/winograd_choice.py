@@ -9,12 +9,13 @@ from typing import Any
 
 from tvm import ir, tirx
 
+from ..relax_ir.kernels import is_symbolic
 from ..search.graph.attributes import WinogradData
 from ..search.space.amx.halves import halves_permitted
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.hardware import READ_ALONE, Hardware
 from .inlined import with_cheap_stages_inlined
-from .kernel import is_symbolic, number_at, read_kernel
+from .kernel import number_at, read_kernel
 from .named_sizes import with_sizes_simplified
 from .part import bytes_of
 from .slices import with_slice_apart

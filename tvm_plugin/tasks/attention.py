@@ -15,6 +15,10 @@ import numpy as np
 from tvm import ir, relax, te, tirx
 
 from ..machine import has_matrix_tiles, vector_registers
+from ..relax_ir.constants import array_of, constant_of, is_static_tensor
+from ..relax_ir.functions import block_results, bound_values, has_call, operator, use_counts
+from ..relax_ir.te_kernels import with_te_kernels
+from ..relax_ir.tensors import extents
 from ..search.space.attention import (
     EXPONENTIALS,
     KEYS,
@@ -28,12 +32,9 @@ from ..search.space.attention import (
     WEIGHTED,
     filled_up,
 )
-from ..transform.constants import array_of, constant_of, is_static_tensor
-from ..transform.functions import block_results, bound_values, extents, has_call, operator, use_counts
 from .flops import NEEDED
 from .fusion import OPAQUE
 from .permuted import Permuted, element, keeps_runs, permute_order, permuted_operands, with_permuted_results
-from .te_kernels import with_te_kernels
 
 __all__ = ["legalize_attention"]
 

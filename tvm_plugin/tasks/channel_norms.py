@@ -18,9 +18,10 @@ from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script.ir_builder import tirx as T
 
-from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, map_functions, operator, top_level_bindings
-from .te_kernels import extern_kernel
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import map_functions, operator, top_level_bindings
+from ..relax_ir.te_kernels import extern_kernel
+from ..relax_ir.tensors import extents
 from .workers import array, rest, share, variable, workers, worthwhile_threads
 
 __all__ = ["legalize_channel_norms"]

@@ -13,9 +13,10 @@ from typing import Any
 from tvm import ir, relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
-from ..transform.constants import array_of, is_static_tensor
-from ..transform.functions import operator, sizes_read, top_level_bindings
-from .te_kernels import Routine, extern_kernel, with_te_kernels
+from ..relax_ir.constants import array_of, is_static_tensor
+from ..relax_ir.functions import operator, top_level_bindings
+from ..relax_ir.te_kernels import Routine, extern_kernel, with_te_kernels
+from ..relax_ir.tensors import sizes_read
 from .workers import array, variable, workers, worthwhile_threads
 
 __all__ = ["write_choices"]

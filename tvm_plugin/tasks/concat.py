@@ -14,16 +14,10 @@ from typing import Any
 
 from tvm import ir, relax, s_tir, tirx
 
+from ..relax_ir.functions import map_functions, operator, rewrite_bindings, top_level_bindings, use_counts
+from ..relax_ir.kernels import is_scheduled
+from ..relax_ir.tensors import shape_of
 from ..search.space.statements import function_of
-from ..transform.functions import (
-    is_scheduled,
-    map_functions,
-    operator,
-    rewrite_bindings,
-    shape_of,
-    top_level_bindings,
-    use_counts,
-)
 from .copies import copy_block
 
 __all__ = ["CONCAT_AXIS", "legalize_concat", "write_concats_in_place"]

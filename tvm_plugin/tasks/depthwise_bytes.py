@@ -10,9 +10,10 @@ import numpy as np
 from tvm import ir, relax, te, tirx, topi
 
 from ..dtypes import is_byte
-from ..transform.constants import array_of, constant_of, is_static_tensor
-from ..transform.functions import block_results, extents, operator, top_level_bindings, use_counts
-from .te_kernels import with_te_kernels
+from ..relax_ir.constants import array_of, constant_of, is_static_tensor
+from ..relax_ir.functions import block_results, operator, top_level_bindings, use_counts
+from ..relax_ir.te_kernels import with_te_kernels
+from ..relax_ir.tensors import extents
 
 __all__ = ["pad_in_depthwise_convolutions"]
 

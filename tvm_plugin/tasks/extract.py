@@ -10,11 +10,12 @@ from tvm import ir, relax, s_tir, tirx
 
 from eqtune.records.workload import as_workload, workload_hash
 
-from ..transform.functions import KERNEL_CALLS, is_scheduled, operator
+from ..relax_ir.functions import operator
+from ..relax_ir.kernels import KERNEL_CALLS, is_scheduled, is_symbolic
 from .flops import count_bytes, count_flops, count_integer_operations, count_weight_bytes
 from .task import Task
 
-__all__ = ["extract_tasks", "task_of"]
+__all__ = ["extract_tasks", "known_tasks", "task_of"]
 
 
 def extract_tasks(mod: ir.IRModule) -> list[Task]:
@@ -38,6 +39,11 @@ def extract_tasks(mod: ir.IRModule) -> list[Task]:
             task = replace(known, calls=known.calls + count, functions=(*known.functions, name))
         tasks[task.workload_hash] = task
     return sorted(tasks.values(), key=lambda task: (-task.flops * task.calls, -task.bytes_moved * task.calls))
+
+
+def known_tasks(mod: ir.IRModule) -> list[Task]:
+    """The tasks (`extract_tasks`) whose sizes are known: there is a space of schedules for no others."""
+    return [task for task in extract_tasks(mod) if not is_symbolic(task.mod["main"])]
 
 
 def task_of(name: str, kernel: tirx.PrimFunc, calls: int = 1) -> Task:

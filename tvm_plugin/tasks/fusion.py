@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ..transform.functions import operator
+from ..relax_ir.functions import operator
 
 __all__ = ["BROADCAST", "ELEMENTWISE", "INJECTIVE", "OPAQUE", "PRODUCT", "behind_views", "fusion_pattern"]
 

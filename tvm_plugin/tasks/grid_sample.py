@@ -11,7 +11,7 @@ from typing import Any
 from tvm import te, tirx
 from tvm.script.ir_builder import tirx as T
 
-from .te_kernels import extern_kernel
+from ..relax_ir.te_kernels import extern_kernel
 from .workers import array, rest, share, variable, workers, worthwhile_threads
 
 __all__ = ["LEAST_CHANNELS", "grid_sample"]

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import ir
 from tvm.target import codegen
 
-from ..transform.in_float32 import ORDERING, SUMS, compute_in_float32
+from ..repairs.in_float32 import ORDERING, SUMS, compute_in_float32
 
 __all__ = ["with_float32_arithmetic", "with_functions_that_gpus_have"]
 

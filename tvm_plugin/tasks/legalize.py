@@ -15,7 +15,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, s_tir, tirx, transform
 
-from ..transform.constants import array_of
+from ..relax_ir.constants import array_of
 from .concat import legalize_concat
 from .norms import legalize_rms_norm
 from .resize import legalize_resize

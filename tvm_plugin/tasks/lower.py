@@ -14,16 +14,18 @@ from tvm.relax.pipeline import library_dispatch_passes
 
 from ..gpu_machine import is_gpu
 from ..machine import thread_count
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import map_functions, operator, rewrite_calls
+from ..relax_ir.kernels import KERNEL_CALLS, is_scheduled
+from ..relax_ir.tensors import extents
+from ..repairs.batch_statistics import with_batch_statistics
+from ..repairs.bounded_indices import with_bounded_indices
+from ..repairs.plain_sizes import with_plain_sizes
+from ..repairs.wide_norms import with_norms_of_bfloat16, with_norms_of_doubles
 from ..search.space.byte_tables import BYTE_TABLES, has_table, looks_up_elements
-from ..transform.batch_norm import with_batch_statistics
-from ..transform.bounded_indices import with_bounded_indices
 from ..transform.byte_tables import table_instructions
-from ..transform.constants import is_static_tensor
-from ..transform.functions import KERNEL_CALLS, extents, is_scheduled, map_functions, operator, rewrite_calls
 from ..transform.joined_norms import JoinNorms
-from ..transform.plain_sizes import with_plain_sizes
 from ..transform.simplify_shapes import SimplifyShapes
-from ..transform.wide_norms import with_norms_of_bfloat16, with_norms_of_doubles
 from .attention import legalize_attention
 from .block_names import rename_blocks
 from .channel_norms import legalize_channel_norms

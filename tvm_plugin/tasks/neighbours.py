@@ -16,10 +16,11 @@ from typing import Any
 
 from tvm import ir, relax, te, tirx
 
-from ..transform.constants import is_static_tensor
-from ..transform.functions import block_results, bound_values, extents, operator
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import block_results, bound_values, operator
+from ..relax_ir.te_kernels import Routine, with_te_kernels
+from ..relax_ir.tensors import extents
 from .routines import scatter
-from .te_kernels import Routine, with_te_kernels
 
 __all__ = ["scatter_what_is_gathered"]
 

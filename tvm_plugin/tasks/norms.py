@@ -17,9 +17,10 @@ from tvm import ir, relax, te, tirx, topi
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from ..transform.constants import is_static_tensor
-from ..transform.functions import as_dtype, map_functions, operator, shape_of, top_level_bindings
-from .te_kernels import with_te_kernels
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import map_functions, operator, top_level_bindings
+from ..relax_ir.te_kernels import with_te_kernels
+from ..relax_ir.tensors import as_dtype, shape_of
 
 __all__ = ["legalize_norms", "legalize_rms_norm"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from tvm import ir, relax, te
 
-from ..transform.constants import is_static_tensor
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import block_results, bound_values, leaves, operator, top_level_bindings, use_counts
 from ..transform.fold_weights import transposed_weights
-from ..transform.functions import block_results, bound_values, leaves, operator, top_level_bindings, use_counts
 from ..transform.simplify_shapes import permutation_of
 
 __all__ = [

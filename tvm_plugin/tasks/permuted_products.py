@@ -14,10 +14,10 @@ from typing import Any
 
 from tvm import ir, relax, te
 
-from ..transform.constants import is_static_tensor
-from ..transform.functions import operator, top_level_bindings
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import operator, top_level_bindings
+from ..relax_ir.te_kernels import with_te_kernels
 from .permuted import Permuted, element, moves_axes, permuted_operands, with_permuted_results
-from .te_kernels import with_te_kernels
 
 __all__ = ["legalize_permuted_products"]
 

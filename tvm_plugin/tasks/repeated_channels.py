@@ -6,8 +6,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, map_functions, operator, rewrite_bindings
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import map_functions, operator, rewrite_bindings
+from ..relax_ir.tensors import extents
 
 __all__ = ["repeat_channels"]
 

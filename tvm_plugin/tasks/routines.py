@@ -18,10 +18,11 @@ from typing import Any
 from tvm import ir, relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
-from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, operator, top_level_bindings
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import operator, top_level_bindings
+from ..relax_ir.te_kernels import Routine, extern_kernel, with_te_kernels
+from ..relax_ir.tensors import extents
 from .grid_sample import LEAST_CHANNELS, grid_sample
-from .te_kernels import Routine, extern_kernel, with_te_kernels
 from .workers import rest, share, variable, workers, worthwhile_threads
 
 __all__ = ["scatter", "write_routines"]

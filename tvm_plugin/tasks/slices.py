@@ -13,9 +13,11 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 from tvm.ir.expr import TensorLoad
 
+from ..relax_ir.constants import is_static_tensor, type_bytes
+from ..relax_ir.functions import map_functions, operator, rewrite_bindings
+from ..relax_ir.kernels import is_scheduled
+from ..relax_ir.tensors import extents
 from ..search.space.statements import function_of
-from ..transform.constants import is_static_tensor, type_bytes
-from ..transform.functions import extents, is_scheduled, map_functions, operator, rewrite_bindings
 from .block_names import rename_blocks
 
 __all__ = ["join_slices"]

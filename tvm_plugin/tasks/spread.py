@@ -7,8 +7,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, map_functions, rewrite_bindings, top_level_bindings
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import map_functions, rewrite_bindings, top_level_bindings
+from ..relax_ir.tensors import extents
 from .fusion import BROADCAST, PRODUCT, behind_views, fusion_pattern
 
 __all__ = ["keep_spreads_apart"]

@@ -14,9 +14,10 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, tirx, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from ..relax_ir.constants import is_static_tensor, type_bytes
+from ..relax_ir.functions import bound_values, map_functions, operator
+from ..relax_ir.tensors import extents
 from ..search.space.statements import function_of
-from ..transform.constants import is_static_tensor, type_bytes
-from ..transform.functions import bound_values, extents, map_functions, operator
 from .copies import copy_block
 from .fusion import OPAQUE
 from .slices import FEWEST, MOST, SMALL_BYTES

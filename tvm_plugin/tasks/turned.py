@@ -8,8 +8,8 @@ from tvm import ir, relax, tirx
 from tvm.ir.expr import TensorLoad
 
 from ..dtypes import is_floating
+from ..relax_ir.functions import map_functions, rewrite_bindings, top_level_bindings
 from ..search.space.expressions import nodes_of
-from ..transform.functions import map_functions, rewrite_bindings, top_level_bindings
 from .concat import CONCAT_AXIS
 from .fusion import INJECTIVE, behind_views, fusion_pattern
 

@@ -14,8 +14,8 @@ from tvm import relax
 from ..frontends.torch.model import from_exported_program
 from ..frontends.verify import compare
 from ..machine import detect_target
+from ..pipeline import eqtune_pipeline
 from ..runtime import ModelRunner, first_line
-from ..transform.pipeline import eqtune_pipeline
 from ..tune.accuracy import ROUNDINGS, TOLERANCE
 from .memory import InOrder, Layout, View, copy_of
 from .stays import Stays

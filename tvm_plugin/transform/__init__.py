@@ -2,6 +2,9 @@
 
 `simplify.simplify` runs those down to `NarrowProducts`, in an order of its own; the pipeline "eqtune" runs all.
 
+This folder holds those that make a graph of a graph. `EqualitySaturation` (`graph_pass.py`), `LowerToKernels` and
+`ApplyTuned` (`compile`) are built on them, and only named here.
+
 | pass | what becomes of a module |
 |---|---|
 | `KnownSlices` | slices whose bounds the symbols tell have a known length |
@@ -29,23 +32,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import tvm_ffi
-
-from .. import _checked, errors  # noqa: F401 - the first refuses versions that cannot work
+from .. import _checked  # noqa: F401 - refuses versions that cannot work
 
 if TYPE_CHECKING:
-    from .apply_tuned import ApplyTuned
+    from ..compile.apply_tuned import ApplyTuned
+    from ..compile.lowering import LowerToKernels
+    from ..graph_pass import EqualitySaturation
     from .attention_as_products import AttentionAsProducts
     from .batch_norm import FoldBatchNorm
     from .byte_tables import TabulateBytes
     from .empty_rows import AskMaximaForEmptyRows
-    from .equality_saturation import EqualitySaturation
     from .fake_quantization import FakeQuantizationToInteger
     from .fold_weights import FoldWeights
     from .joined_norms import JoinNorms
     from .known_slices import KnownSlices
     from .layout import ChannelsLast
-    from .lowering import LowerToKernels
     from .narrow_products import NarrowProducts
     from .narrow_weights import KeepNarrowWeights
     from .pad_pooling import PadPooling
@@ -81,11 +82,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ApplyTuned": ".apply_tuned",
+    "ApplyTuned": "..compile.apply_tuned",
     "AskMaximaForEmptyRows": ".empty_rows",
     "AttentionAsProducts": ".attention_as_products",
     "ChannelsLast": ".layout",
-    "EqualitySaturation": ".equality_saturation",
+    "EqualitySaturation": "..graph_pass",
     "FakeQuantizationToInteger": ".fake_quantization",
     "FoldBatchNorm": ".batch_norm",
     "FoldWeights": ".fold_weights",
@@ -94,7 +95,7 @@ _HOMES = {
     "JoinSharedHeads": ".shared_heads",
     "KeepNarrowWeights": ".narrow_weights",
     "KnownSlices": ".known_slices",
-    "LowerToKernels": ".lowering",
+    "LowerToKernels": "..compile.lowering",
     "NarrowProducts": ".narrow_products",
     "PadPooling": ".pad_pooling",
     "ScaleSmallerOperand": ".scales",
@@ -103,12 +104,6 @@ _HOMES = {
     "TabulateBytes": ".byte_tables",
     "TrimKernels": ".trim_kernels",
 }
-
-# What a pass raises inside a Sequential goes through C++, which makes a RuntimeError of any class it does not know.
-for _name in errors.__all__:
-    tvm_ffi.register_error(f"eqtune.{_name}", getattr(errors, _name))
-# Ctrl-C, too: as a RuntimeError it would pass for a module that TVM cannot fuse, import or build, and be lost.
-tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 
 
 def __getattr__(name: str) -> Any:

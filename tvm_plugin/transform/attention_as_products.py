@@ -9,8 +9,9 @@ from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..dtypes import HALVES
-from .causal import without_later_places
-from .functions import as_dtype, map_functions, operator, top_level_bindings
+from ..relax_ir.functions import map_functions, operator, top_level_bindings
+from ..relax_ir.tensors import as_dtype
+from ..repairs.causal import without_later_places
 
 __all__ = ["AttentionAsProducts"]
 

@@ -10,20 +10,21 @@ import numpy as np
 from tvm import ir, relax, te, transform
 from tvm.target import codegen
 
+from ..arrays import Array
 from ..dtypes import is_byte
 from ..operators import register_operator
-from ..search.space.byte_tables import BYTES, TABLE_INSTRUCTIONS, table_index
-from .constants import Array, array_of, constant_of, is_static_tensor
-from .evaluate import evaluate
-from .functions import (
+from ..relax_ir.constants import array_of, constant_of, is_static_tensor
+from ..relax_ir.evaluate import evaluate
+from ..relax_ir.functions import (
     block_results,
-    extents,
     map_functions,
     operator,
     rewrite_bindings,
     top_level_bindings,
     use_counts,
 )
+from ..relax_ir.tensors import extents
+from ..search.space.byte_tables import BYTES, TABLE_INSTRUCTIONS, table_index
 
 __all__ = ["OPERATOR", "TabulateBytes", "table_instructions"]
 

@@ -10,8 +10,8 @@ from tvm import ir, relax, transform
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .constants import array_of
-from .functions import map_functions, operator, values_of_one_block
+from ..relax_ir.constants import array_of
+from ..relax_ir.functions import map_functions, operator, values_of_one_block
 
 __all__ = ["AskMaximaForEmptyRows"]
 

@@ -12,12 +12,12 @@ from tvm import ir, relax, transform
 from tvm.relax import op
 from tvm.relax.expr_functor import mutator
 
+from ..arrays import Array
 from ..dtypes import is_byte, is_integer
-from .constants import Array, array_of, constant_of, is_static_tensor
-from .functions import (
+from ..relax_ir.constants import array_of, constant_of, is_static_tensor
+from ..relax_ir.functions import (
     LookupMutator,
     bound_values,
-    extents,
     has_call,
     map_functions,
     operator,
@@ -25,6 +25,7 @@ from .functions import (
     top_level_bindings,
     use_counts,
 )
+from ..relax_ir.tensors import extents
 from .narrow_products import channel_sums, integer_product, padding_of
 from .simplify_shapes import permutation_of
 

@@ -7,9 +7,11 @@ from typing import Any
 
 from tvm import ir, relax, transform
 
-from .constants import Array, array_of, constant_of, is_static_tensor, type_bytes
-from .evaluate import EVALUATORS, Value, evaluate
-from .functions import extents, leaves, map_functions, operator, substitute, top_level_bindings, use_counts
+from ..arrays import Array
+from ..relax_ir.constants import array_of, constant_of, is_static_tensor, type_bytes
+from ..relax_ir.evaluate import EVALUATORS, Value, evaluate
+from ..relax_ir.functions import leaves, map_functions, operator, substitute, top_level_bindings, use_counts
+from ..relax_ir.tensors import extents
 
 __all__ = ["FoldWeights", "WeightValues", "transposed_weights"]
 

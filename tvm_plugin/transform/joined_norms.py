@@ -11,8 +11,9 @@ from tvm.relax import op
 from tvm.relax.expr_functor import mutator
 from tvm_ffi import structural_equal
 
-from .constants import array_of, constant_of, is_number, is_static_tensor
-from .functions import LookupMutator, extents, has_call, map_functions, operator, shape_of, use_counts
+from ..relax_ir.constants import array_of, constant_of, is_number, is_static_tensor
+from ..relax_ir.functions import LookupMutator, has_call, map_functions, operator, use_counts
+from ..relax_ir.tensors import extents, shape_of
 
 __all__ = ["JoinNorms"]
 

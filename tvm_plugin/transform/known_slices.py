@@ -7,13 +7,11 @@ from typing import Any
 from tvm import ir, relax, sym, te, tirx, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .functions import has_call, operator, symbols_of
-from .plain_sizes import with_plain_sizes
+from ..relax_ir.functions import has_call, operator
+from ..relax_ir.tensors import BOUNDS, symbols_of
+from ..repairs.plain_sizes import with_plain_sizes
 
-__all__ = ["BOUNDS", "KnownSlices"]
-
-BOUNDS = ("tir_var_lower_bound", "tir_var_upper_bound")
-"""Attributes of functions that TVM's importers write: of each symbol, by name."""
+__all__ = ["KnownSlices"]
 
 
 @transform.module_pass(opt_level=0, name="KnownSlices")

@@ -11,21 +11,12 @@ import numpy as np
 from tvm import ir, relax, transform
 from tvm.relax.expr_functor import mutator
 
+from ..arrays import Array, aligned_empty, copy_into
+from ..relax_ir.constants import array_of, constant_of, has_shape, is_static_tensor
+from ..relax_ir.functions import LookupMutator, has_call, leaves, map_functions, operator, use_counts
+from ..relax_ir.tensors import extents, is_seen_as, seen_as, shape_of
 from .byte_tables import OPERATOR as BYTE_TABLE
-from .constants import Array, aligned_empty, array_of, constant_of, copy_into, has_shape, is_static_tensor
 from .fold_weights import FoldWeights
-from .functions import (
-    LookupMutator,
-    extents,
-    has_call,
-    is_seen_as,
-    leaves,
-    map_functions,
-    operator,
-    seen_as,
-    shape_of,
-    use_counts,
-)
 from .simplify_shapes import RESHAPES, SimplifyShapes, permutation_of
 
 __all__ = ["CHANNELS_FIRST", "ChannelsLast"]

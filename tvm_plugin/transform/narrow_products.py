@@ -10,12 +10,14 @@ from tvm import ir, relax, transform
 from tvm.relax import op
 from tvm.relax.expr_functor import mutator
 
+from ..arrays import Array
 from ..dtypes import is_byte
 from ..gpu_machine import is_gpu
 from ..machine import describe_machine
+from ..relax_ir.constants import array_of, constant_of, is_static_tensor
+from ..relax_ir.functions import LookupMutator, map_functions, operator
+from ..relax_ir.tensors import extents
 from ..search.space.contraction.dot_intrinsics import find_dot_product
-from .constants import Array, array_of, constant_of, is_static_tensor
-from .functions import LookupMutator, extents, map_functions, operator
 from .simplify_shapes import permutation_of
 
 __all__ = ["NarrowProducts", "channel_sums", "integer_product", "padding_of", "product_bits"]

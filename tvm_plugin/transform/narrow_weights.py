@@ -11,14 +11,16 @@ import numpy as np
 from tvm import ir, relax, transform
 from tvm.relax import op
 
+from ..arrays import Array
 from ..dtypes import is_byte
 from ..narrow_weights import NarrowWeights, narrow_product, narrow_weights
+from ..narrow_weights.repeated_array import RepeatedArray
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import bound_values, map_functions, operator, rewrite_bindings
+from ..relax_ir.tensors import extents
 from ..search.space.narrow_weights import MOST_ROWS
-from .constants import Array, is_static_tensor
 from .fake_quantization import MOVES
 from .fold_weights import WeightValues
-from .functions import bound_values, extents, map_functions, operator, rewrite_bindings
-from .repeated_array import RepeatedArray
 from .simplify_shapes import RESHAPES, permutation_of
 
 __all__ = ["KeepNarrowWeights"]

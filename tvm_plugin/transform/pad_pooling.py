@@ -7,8 +7,8 @@ from typing import Any
 from tvm import ir, relax, transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .constants import is_static_tensor
-from .functions import map_functions, operator, top_level_bindings
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import map_functions, operator, top_level_bindings
 
 __all__ = ["PadPooling"]
 

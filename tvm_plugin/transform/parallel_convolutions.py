@@ -11,8 +11,10 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, relax, tirx, transform
 
-from .constants import Array, array_of, constant_of, is_static_tensor
-from .functions import extents, map_functions, operator, rewrite_bindings, top_level_bindings, use_counts
+from ..arrays import Array
+from ..relax_ir.constants import array_of, constant_of, is_static_tensor
+from ..relax_ir.functions import map_functions, operator, rewrite_bindings, top_level_bindings, use_counts
+from ..relax_ir.tensors import extents
 
 __all__ = ["JoinParallelConvolutions"]
 

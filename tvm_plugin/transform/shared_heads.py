@@ -11,8 +11,9 @@ from tvm import ir, relax, transform
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .constants import is_number, is_static_tensor
-from .functions import extents, map_functions, operator, values_of_one_block
+from ..relax_ir.constants import is_number, is_static_tensor
+from ..relax_ir.functions import map_functions, operator, values_of_one_block
+from ..relax_ir.tensors import extents
 from .simplify_shapes import RESHAPES, permutation_of
 
 __all__ = ["JoinSharedHeads"]

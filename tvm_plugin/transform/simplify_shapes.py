@@ -7,8 +7,9 @@ from typing import Any
 from tvm import ir, relax, transform
 from tvm.relax.expr_functor import mutator
 
-from .constants import is_static_tensor
-from .functions import LookupMutator, bound_values, extents, has_call, map_functions, operator, use_counts
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import LookupMutator, bound_values, has_call, map_functions, operator, use_counts
+from ..relax_ir.tensors import extents
 
 __all__ = ["RESHAPES", "SimplifyShapes", "permutation_of"]
 

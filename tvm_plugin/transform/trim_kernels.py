@@ -8,8 +8,9 @@ from tvm import ir, relax, transform
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .constants import array_of, constant_of, is_static_tensor
-from .functions import extents, map_functions, operator
+from ..relax_ir.constants import array_of, constant_of, is_static_tensor
+from ..relax_ir.functions import map_functions, operator
+from ..relax_ir.tensors import extents
 
 __all__ = ["TrimKernels"]
 

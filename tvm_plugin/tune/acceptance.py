@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from ..measure.base import Measurement, Measurer
 from ..records import RecordDatabase
 from ..records.traces import trace_to_json
+from ..schedules.plain import plain_schedule
 from ..search.space.lowering import lowerable_schedule
-from ..transform.plain_schedules import plain_schedule
 from .baselines import Baselines
 from .budget import Budget
 from .kernel_search import KernelSearch, decision_key

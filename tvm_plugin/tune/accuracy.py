@@ -6,9 +6,9 @@ import math
 import sys
 from dataclasses import dataclass
 
+from ..compile.executable import build_executable
 from ..frontends.verify import CHANGE, compare
 from ..runtime import Model
-from ..transform.apply_tuned import build_executable
 from .forms import Form, Forms
 from .reference import Reference
 from .session import Session

@@ -8,9 +8,10 @@ from typing import Any
 
 from tvm import ir, relax
 
+from ..relax_ir.constants import is_static_tensor
+from ..relax_ir.functions import leaves, operator, top_level_bindings
+from ..relax_ir.tensors import extents
 from ..search.space.hardware import Hardware
-from ..transform.constants import is_static_tensor
-from ..transform.functions import extents, leaves, operator, top_level_bindings
 
 __all__ = ["fast_math_advice"]
 

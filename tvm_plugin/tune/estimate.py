@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..transform.apply_tuned import schedule_kernels
+from ..schedules.apply import schedule_kernels
 from .forms import Forms
 from .loop import TuningLoop
 from .result import TaskResult, TuneResult, schedules_of

@@ -17,10 +17,11 @@ import tvm_ffi
 
 from ..errors import InputError
 from ..machine import describe_machine
+from ..relax_ir.kernels import is_symbolic
+from ..schedules.analytic import machine_running
 from ..search.space.hardware import Hardware
-from ..symbolic import is_symbolic, known_tasks, tile_symbolic_kernels
-from ..tasks import Task, lossy_products, lower_to_kernels, permit_lossy_products
-from ..transform.apply_tuned import machine_running
+from ..symbolic import tile_symbolic_kernels
+from ..tasks import Task, known_tasks, lossy_products, lower_to_kernels, permit_lossy_products
 from ..transform.layout import CHANNELS_FIRST, ChannelsLast
 from ..transform.simplify import simplify
 from .loop import Variant

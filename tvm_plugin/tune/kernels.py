@@ -10,9 +10,9 @@ import tvm
 from tvm import tirx
 
 from ..errors import InputError
+from ..relax_ir.kernels import is_scheduled
+from ..schedules.apply import schedule_kernels
 from ..tasks import Task, extract_tasks, task_of
-from ..transform.apply_tuned import schedule_kernels
-from ..transform.functions import is_scheduled
 from .loop import Variant
 from .result import KernelsResult, schedules_of
 from .session import Session, Settings

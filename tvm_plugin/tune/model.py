@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 from tvm import transform
 
+from ..compile.executable import build_scheduled, scheduled
 from ..errors import InputError, MismatchError
 from ..frontends import ImportedModel, check_model, load_model
 from ..gpu_machine import is_gpu
 from ..runtime import Model, ModelRunner
-from ..transform.apply_tuned import build_scheduled, scheduled
 from ..transform.fake_quantization import is_quantized
 from ..transform.narrow_weights import KeepNarrowWeights
 from .accuracy import TOLERANCE, Accuracy

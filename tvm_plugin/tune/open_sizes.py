@@ -10,18 +10,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..compile.executable import build_scheduled
+from ..compile.huge_pages import in_huge_pages
 from ..errors import InputError, MismatchError, UnsupportedModelError
 from ..frontends import ImportedModel
 from ..frontends.imported import KNOWN_SHAPES
+from ..pipeline import EstimatedForm, cheapest_form
+from ..relax_ir.kernels import is_symbolic
 from ..runtime import Model, ModelRunner, first_line
-from ..symbolic import is_symbolic, with_sizes
+from ..schedules.analytic import analytic_schedules
+from ..schedules.stored import keep_tiles
+from ..symbolic import TYPICAL_SIZE, typical_size, with_sizes
 from ..tasks import Task, extract_tasks
 from ..tasks.extract import task_of
-from ..transform.analytic_schedules import analytic_schedules
-from ..transform.apply_tuned import build_scheduled
-from ..transform.huge_pages import in_huge_pages
-from ..transform.pipeline import TYPICAL_SIZE, EstimatedForm, cheapest_form, typical_size
-from ..transform.stored_schedules import keep_tiles
 from .accuracy import TOLERANCE, Accuracy
 from .advice import fast_math_advice
 from .chosen_inputs import NOTHING_CHOSEN

@@ -1,7 +1,7 @@
 """The untuned model: the baseline that must be beaten, and the outputs that must be met.
 
 Stock TVM computes 0.5 to 2 GFLOP a second: VGG-19 takes 23 s to run once. Where that is too much of the tuning, plain
-schedules give the same outputs (transform/plain_schedules.py), and are the baseline, a harder one.
+schedules give the same outputs (schedules/plain.py), and are the baseline, a harder one.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ import tvm_ffi
 from numpy.typing import NDArray
 
 from .. import __version__
+from ..compile import side_by_side
+from ..compile.executable import build_plain
+from ..compile.untuned import untuned_module
 from ..dtypes import epsilon
 from ..frontends import ImportedModel
 from ..frontends.chosen import computes_sizes
 from ..frontends.verify import compare, sensitivity, undecided
+from ..relax_ir.constants import array_of
+from ..relax_ir.functions import constant_bytes, constants, operator, top_level_bindings
 from ..runtime import Model, Models
-from ..transform import side_by_side
-from ..transform.apply_tuned import build_plain, untuned_module
 from ..transform.byte_tables import TabulateBytes
-from ..transform.constants import array_of
 from ..transform.fake_quantization import FakeQuantizationToInteger, is_quantized
 from ..transform.fold_weights import FoldWeights
-from ..transform.functions import constant_bytes, constants, operator, top_level_bindings
 from .chosen_inputs import NOTHING_CHOSEN, inputs_that_choose
 from .workdir import WorkDirectory
 

@@ -24,6 +24,7 @@ from ..measure.gauge import Gauge, multiply_adds, multiply_adds_at_peak_s
 from ..records import Context, Record
 from ..records.record import NOT_MEASURED
 from ..records.workload import serialize_workload
+from ..relax_ir.functions import constant_bytes
 from ..runtime import LocalModels, Models
 from ..search import allocation, strategies
 from ..search.allocation.base import TaskStatus
@@ -32,7 +33,6 @@ from ..search.space.features import COMPILED, FEATURES
 from ..search.space.gpu.hardware import GpuHardware
 from ..search.space.hardware import known_hardware, usable_by, with_weights
 from ..tasks.task import Task
-from ..transform.functions import constant_bytes
 from .acceptance import Acceptance, looks_s
 from .baselines import Baselines
 from .budget import Budget

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..pipeline import EstimatedForm
+from ..relax_ir.kernels import is_symbolic
 from ..search.space import Space
 from ..search.space.base import Decision
 from ..search.space.hardware import ONE_THREAD
-from ..symbolic import UsedTile, is_symbolic, sharing
+from ..symbolic import TYPICAL_SIZE, UsedTile, sharing
 from ..tasks import Task, extract_tasks
 from ..tasks.extract import task_of
-from ..transform.pipeline import TYPICAL_SIZE, EstimatedForm
 from .loop import Variant
 from .result import TaskResult, schedules_of
 from .session import Session

@@ -7,10 +7,10 @@ import pytest
 from tvm import ir, relax
 from tvm.relax import op
 
+from eqtune.compile.untuned import untuned_executable
 from eqtune.frontends import load_model
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
-from eqtune.transform.apply_tuned import untuned_executable
 
 pytestmark = pytest.mark.unoptimised
 

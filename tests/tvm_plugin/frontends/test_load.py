@@ -15,11 +15,11 @@ from tvm.script import relax as R
 from tvm.script import tirx as T
 
 from eqtune.cli import main
+from eqtune.compile.untuned import untuned_executable
 from eqtune.errors import InputError, UnsupportedModelError
 from eqtune.frontends import load_model, load_params
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
-from eqtune.transform.apply_tuned import untuned_executable
 
 
 @I.ir_module

@@ -14,10 +14,10 @@ from onnx import TensorProto as P  # noqa: E402
 from onnx import helper, numpy_helper  # noqa: E402
 
 import eqtune  # noqa: E402
+from eqtune.compile.untuned import untuned_executable  # noqa: E402
 from eqtune.frontends import load_model  # noqa: E402
 from eqtune.machine import detect_target  # noqa: E402
 from eqtune.runtime import ModelRunner  # noqa: E402
-from eqtune.transform.apply_tuned import untuned_executable  # noqa: E402
 from eqtune.transform.narrow_weights import KeepNarrowWeights  # noqa: E402
 
 pytestmark = pytest.mark.unoptimised

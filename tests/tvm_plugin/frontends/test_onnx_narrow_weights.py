@@ -15,12 +15,12 @@ from onnx import TensorProto as P  # noqa: E402
 from onnx import helper  # noqa: E402
 
 import eqtune  # noqa: E402
+from eqtune.compile.executable import build_executable  # noqa: E402
 from eqtune.frontends import load_model  # noqa: E402
 from eqtune.machine import detect_target  # noqa: E402
 from eqtune.runtime import ModelRunner  # noqa: E402
 from eqtune.tasks import extract_tasks, lower_to_kernels  # noqa: E402
 from eqtune.transform import KeepNarrowWeights  # noqa: E402
-from eqtune.transform.apply_tuned import build_executable  # noqa: E402
 from eqtune.transform.simplify import simplify  # noqa: E402
 
 pytestmark = pytest.mark.unoptimised

@@ -12,12 +12,12 @@ import tvm
 from tvm import relax
 
 import eqtune
+from eqtune.compile.executable import build_executable
 from eqtune.frontends import load_model
 from eqtune.frontends.verify import compare
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import FakeQuantizationToInteger, FoldWeights, NarrowProducts
-from eqtune.transform.apply_tuned import build_executable
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")

@@ -15,11 +15,11 @@ from onnx import TensorProto as P  # noqa: E402
 from onnx import helper  # noqa: E402
 
 import eqtune  # noqa: E402
+from eqtune.compile.executable import build_executable  # noqa: E402
 from eqtune.frontends import load_model, verify_import  # noqa: E402
 from eqtune.machine import detect_target  # noqa: E402
 from eqtune.runtime import ModelRunner  # noqa: E402
 from eqtune.tasks.lower import lower_to_kernels  # noqa: E402
-from eqtune.transform.apply_tuned import build_executable  # noqa: E402
 from eqtune.transform.fold_weights import FoldWeights  # noqa: E402
 
 pytestmark = pytest.mark.unoptimised

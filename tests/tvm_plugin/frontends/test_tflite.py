@@ -10,11 +10,11 @@ import pytest
 import tvm
 
 import eqtune
+from eqtune.compile.untuned import untuned_executable
 from eqtune.errors import InputError, MissingExtraError, UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
 from eqtune.frontends.verify import compare
 from eqtune.runtime import ModelRunner
-from eqtune.transform.apply_tuned import untuned_executable
 
 tflite = pytest.importorskip("tflite")
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from eqtune.compile.untuned import untuned_executable
 from eqtune.errors import UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
-from eqtune.transform.apply_tuned import untuned_executable
 
 pytest.importorskip("tflite")
 schema = pytest.importorskip("ai_edge_litert.schema_py_generated")

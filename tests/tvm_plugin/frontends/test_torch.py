@@ -16,14 +16,15 @@ import tvm
 from tvm import relax
 
 from eqtune import zoo
+from eqtune.compile.executable import build_scheduled
+from eqtune.compile.untuned import untuned_executable
 from eqtune.errors import InputError, MissingExtraError, UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
 from eqtune.machine import detect_target
+from eqtune.relax_ir.constants import array_of
+from eqtune.relax_ir.functions import constants
 from eqtune.runtime import ModelRunner
 from eqtune.transform import ApplyTuned, LowerToKernels
-from eqtune.transform.apply_tuned import build_scheduled, untuned_executable
-from eqtune.transform.constants import array_of
-from eqtune.transform.functions import constants
 
 torch = pytest.importorskip("torch")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from eqtune.compile.untuned import untuned_executable
 from eqtune.errors import InputError, UnsupportedModelError
 from eqtune.frontends import load_model, verify_import
 from eqtune.machine import detect_target
 from eqtune.runtime import ModelRunner
-from eqtune.transform.apply_tuned import untuned_executable
 
 torch = pytest.importorskip("torch")
 

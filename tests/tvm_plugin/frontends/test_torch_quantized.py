@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tvm
 
+from eqtune.compile.executable import build_executable
 from eqtune.frontends import load_model
+from eqtune.relax_ir.functions import operator, top_level_bindings
 from eqtune.runtime import ModelRunner
 from eqtune.tasks import lower_to_kernels
 from eqtune.transform import FakeQuantizationToInteger, FoldWeights, NarrowProducts
-from eqtune.transform.apply_tuned import build_executable
-from eqtune.transform.functions import operator, top_level_bindings
 
 torch = pytest.importorskip("torch")
 

@@ -13,11 +13,11 @@ torch = pytest.importorskip("torch")
 
 from torch.utils import _pytree as pytree  # noqa: E402
 
+from eqtune.compile.untuned import untuned_executable  # noqa: E402
 from eqtune.errors import InputError, UnsupportedModelError  # noqa: E402
 from eqtune.frontends import load_model  # noqa: E402
 from eqtune.machine import detect_target  # noqa: E402
 from eqtune.runtime import ModelRunner  # noqa: E402
-from eqtune.transform.apply_tuned import untuned_executable  # noqa: E402
 
 pytestmark = pytest.mark.unoptimised
 

@@ -18,6 +18,9 @@ from eqtune.measure.bench import MOST_TURNS, WEIGHT_DTYPES, Bench, _memory_of_we
 from eqtune.measure.build import Program
 from eqtune.records import RecordDatabase
 from eqtune.records.record import COLD_WEIGHTS
+from eqtune.schedules.analytic import machine_running
+from eqtune.schedules.best import best_schedule
+from eqtune.schedules.stored import stored_schedules
 from eqtune.search.space import build_space
 from eqtune.search.space.contraction.prefetch import FAR
 from eqtune.search.space.hardware import Hardware, with_weights
@@ -25,9 +28,6 @@ from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.symbolic.schedules import _measured
 from eqtune.tasks import extract_tasks, lower_to_kernels
 from eqtune.tasks.task import Task
-from eqtune.transform.apply_tuned import machine_running
-from eqtune.transform.best_schedule import best_schedule
-from eqtune.transform.stored_schedules import stored_schedules
 from eqtune.tune.prices import defaults
 
 from ..small_models import module, weight

@@ -22,6 +22,7 @@ import tvm_ffi
 from tvm import relax, te, topi
 
 import eqtune
+from eqtune.compile.untuned import untuned_executable
 from eqtune.errors import InputError, SetupError
 from eqtune.gpu_machine import Compiler, describe_gpu, find_compiler, resolve_target
 from eqtune.machine import target_json
@@ -38,12 +39,11 @@ from eqtune.measure.pool import Config
 from eqtune.measure.ray import node as ray_node
 from eqtune.measure.rpc import measurer as rpc
 from eqtune.records.workload import as_workload, serialize_workload, workload_hash
+from eqtune.schedules.default import PARSER, as_dlight_expects, default_schedule
 from eqtune.search.space import build_space
 from eqtune.search.space.gpu.tf32 import permit_tf32
 from eqtune.search.strategies.moves import Moves
 from eqtune.tasks.task import Task
-from eqtune.transform.apply_tuned import untuned_executable
-from eqtune.transform.default_schedules import PARSER, as_dlight_expects, default_schedule
 
 from ..small_models import module
 

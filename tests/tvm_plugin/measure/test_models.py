@@ -13,13 +13,13 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
+from eqtune.compile.untuned import untuned_executable
 from eqtune.errors import InputError, SetupError
 from eqtune.machine import detect_target
 from eqtune.measure.elsewhere.far_models import FarModel, FarModels
 from eqtune.measure.elsewhere.fleet import DeviceLost, Fleet
 from eqtune.measure.elsewhere.model_bench import ModelBench, digest_of, read_arrays, write_arrays
 from eqtune.runtime import LocalModels
-from eqtune.transform.apply_tuned import untuned_executable
 
 X = np.arange(6, dtype="float32").reshape(2, 3)
 

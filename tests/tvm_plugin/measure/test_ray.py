@@ -32,7 +32,7 @@ SCRIPT = """
     from eqtune.records.workload import as_workload, workload_hash
     from eqtune.search.space.base import Decision
     from eqtune.tasks.task import Task
-    from eqtune.transform.apply_tuned import untuned_executable
+    from eqtune.compile.untuned import untuned_executable
 
     x, builder = relax.Var("x", relax.TensorType((4,), "float32")), relax.BlockBuilder()
     with builder.function("main", [x]):

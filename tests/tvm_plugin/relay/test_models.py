@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from eqtune import relay, zoo
+from eqtune.compile.untuned import untuned_executable
 from eqtune.dtypes import numpy_dtype
 from eqtune.frontends import load_model
+from eqtune.relax_ir.constants import constant_of
 from eqtune.runtime import ModelRunner
-from eqtune.transform.apply_tuned import untuned_executable
-from eqtune.transform.constants import constant_of
 
 Array = NDArray[Any]
 

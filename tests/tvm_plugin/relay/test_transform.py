@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from eqtune import relay
+from eqtune.compile.untuned import untuned_executable
 from eqtune.errors import InputError
 from eqtune.relay import transform
 from eqtune.runtime import ModelRunner
-from eqtune.transform.apply_tuned import untuned_executable
 
 TEXT = """#[version = "0.0.5"]
 def @main(%x: Tensor[(1, 4, 8, 8), float32], %w1: Tensor[(8, 4, 3, 3), float32], %w2: Tensor[(8, 4, 3, 3), float32],

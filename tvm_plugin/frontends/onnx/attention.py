@@ -12,7 +12,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ...errors import UnsupportedModelError
-from ...transform.functions import shape_of
+from ...relax_ir.tensors import shape_of
 from ..attention import attention, join_heads, split_heads, zero_without
 from .nodes import padded
 

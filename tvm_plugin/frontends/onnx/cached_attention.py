@@ -15,8 +15,8 @@ from tvm.relax import op
 
 from ...dtypes import numpy_dtype
 from ...errors import UnsupportedModelError
-from ...transform.constants import constant_of
-from ...transform.functions import extents
+from ...relax_ir.constants import constant_of
+from ...relax_ir.tensors import extents
 from ..attention import attention, join_heads, split_heads
 from .nodes import Convert, numbers_of, padded, text_of
 from .operators import OPERATORS

@@ -13,8 +13,8 @@ import onnx
 from tvm import relax
 from tvm.relax import op
 
-from ...transform.constants import array_of, constant_of
-from ...transform.functions import extents
+from ...relax_ir.constants import array_of, constant_of
+from ...relax_ir.tensors import extents
 from ..fourier import factors, waves
 from .nodes import numbers_of, padded
 

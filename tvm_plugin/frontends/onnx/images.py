@@ -10,8 +10,8 @@ from tvm import ir, relax
 from tvm.relax import op
 
 from ...errors import UnsupportedModelError
-from ...transform.constants import constant_of
-from ...transform.functions import extents, shape_of
+from ...relax_ir.constants import constant_of
+from ...relax_ir.tensors import extents, shape_of
 from ..antialiased import cubic, linear, resized
 from ..chosen import chosen_rows
 from ..imported import KNOWN_SHAPES

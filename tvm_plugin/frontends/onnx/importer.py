@@ -21,11 +21,10 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_conver
 
 from ...dtypes import HALVES
 from ...errors import UnsupportedModelError
+from ...relax_ir.constants import array_of
+from ...relax_ir.tensors import BOUNDS, as_dtype, shape_of
+from ...repairs.open_slices import from_begin, open_slice
 from ...runtime import first_line
-from ...transform.constants import array_of
-from ...transform.functions import as_dtype, shape_of
-from ...transform.known_slices import BOUNDS
-from ...transform.open_slices import from_begin, open_slice
 from ..imported import KNOWN_SHAPES
 from ..recurrent import RECURRENT, convert_recurrent
 from .attention import convert_attention

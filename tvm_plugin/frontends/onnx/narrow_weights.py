@@ -16,9 +16,10 @@ from onnx import numpy_helper
 from tvm import ir, relax
 from tvm.relax import op
 
+from ...arrays import Array
 from ...errors import UnsupportedModelError
-from ...transform.constants import Array, array_of, constant_of
-from ...transform.functions import as_dtype, extents
+from ...relax_ir.constants import array_of, constant_of
+from ...relax_ir.tensors import as_dtype, extents
 from .nodes import Convert, padded
 
 __all__ = ["NARROW_WEIGHTS", "with_exact_products", "with_weights_in_bytes"]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from tvm import ir
 
 from ...errors import UnsupportedModelError
-from ...transform.constants import array_of
+from ...relax_ir.constants import array_of
 
 __all__ = ["Convert", "bodies_of", "every_node", "numbers_of", "opset_of", "padded", "text_of"]
 

@@ -10,8 +10,8 @@ from tvm import relax
 from tvm.relax import op
 
 from ...dtypes import numpy_dtype
-from ...transform.constants import constant_of
-from ...transform.functions import shape_of
+from ...relax_ir.constants import constant_of
+from ...relax_ir.tensors import shape_of
 from .nodes import Convert, padded
 
 __all__ = ["NORMS"]

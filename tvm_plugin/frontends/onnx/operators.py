@@ -13,8 +13,8 @@ from tvm.relax import op
 
 from ...dtypes import HALVES, is_integer, numpy_dtype
 from ...errors import UnsupportedModelError
-from ...transform.constants import array_of, constant_of
-from ...transform.functions import as_dtype, extents, shape_of
+from ...relax_ir.constants import array_of, constant_of
+from ...relax_ir.tensors import as_dtype, extents, shape_of
 from ..digits import SELU, atanh, elu, mish, scaled_product, softplus, tanh
 from .nodes import Convert, numbers_of, padded, text_of
 

@@ -16,7 +16,7 @@ from tvm import ir, relax
 from tvm.relax import op
 
 from ...dtypes import HALVES
-from ...transform.functions import as_dtype
+from ...relax_ir.tensors import as_dtype
 from .nodes import Convert, padded
 
 __all__ = ["QUANTIZED"]

@@ -17,8 +17,8 @@ from tvm.relax import op
 
 from ...dtypes import numpy_dtype
 from ...errors import UnsupportedModelError
-from ...transform.constants import constant_of
-from ...transform.functions import as_dtype, extents
+from ...relax_ir.constants import constant_of
+from ...relax_ir.tensors import as_dtype, extents
 from ..attention import attention, join_heads, split_heads
 from ..digits import scaled_product
 from .nodes import Convert, padded, text_of

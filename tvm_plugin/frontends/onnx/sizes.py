@@ -19,9 +19,9 @@ from tvm import ir, relax, sym, tirx
 from tvm.relax import op
 
 from ...errors import UnsupportedModelError
-from ...transform.constants import array_of, constant_of
-from ...transform.functions import repeated, shape_of
-from ...transform.open_slices import from_begin, of_positive_sizes, open_slice, within
+from ...relax_ir.constants import array_of, constant_of
+from ...relax_ir.tensors import repeated, shape_of
+from ...repairs.open_slices import from_begin, of_positive_sizes, open_slice, within
 from ..imported import KNOWN_SHAPES
 from .nodes import padded, text_of
 

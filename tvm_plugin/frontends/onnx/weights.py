@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ...transform.constants import Array
+from ...arrays import Array
 from .nodes import bodies_of, every_node
 
 __all__ = ["LARGE_BYTES", "MOST_SERIALIZED", "on_graph", "weights_bytes", "with_dense_weights", "without_weights"]

@@ -9,7 +9,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax import op
 
-from ...transform.functions import extents
+from ...relax_ir.tensors import extents
 
 __all__ = ["selected_boxes"]
 

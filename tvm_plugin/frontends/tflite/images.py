@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.relax import op
 
-from ...transform.functions import extents
+from ...relax_ir.tensors import extents
 
 __all__ = ["batch_to_space", "nearest_pixels", "space_to_batch"]
 

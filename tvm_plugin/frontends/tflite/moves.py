@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.relax import op as relax_op
 
 from ...errors import UnsupportedModelError
-from ...transform.functions import extents
+from ...relax_ir.tensors import extents
 from .values import Values
 
 __all__ = ["MOVES", "Moves", "options_of"]

@@ -16,8 +16,8 @@ from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter, get_sca
 
 from ...dtypes import is_floating
 from ...errors import UnsupportedModelError
-from ...transform.constants import is_static_tensor
-from ...transform.functions import extents
+from ...relax_ir.constants import is_static_tensor
+from ...relax_ir.tensors import extents
 from ..digits import remainder
 from .boxes import selected_boxes
 from .images import batch_to_space, nearest_pixels, space_to_batch

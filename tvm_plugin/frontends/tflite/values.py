@@ -9,10 +9,12 @@ import numpy as np
 from tvm import ir, relax
 from tvm.relax.frontend.tflite.tflite_frontend import OperatorConverter, get_tensor_name
 
+from ...arrays import Array
 from ...errors import UnsupportedModelError
-from ...transform.constants import Array, array_of, constant_of, is_static_tensor
-from ...transform.evaluate import Value, evaluate
-from ...transform.functions import extents, leaves
+from ...relax_ir.constants import array_of, constant_of, is_static_tensor
+from ...relax_ir.evaluate import Value, evaluate
+from ...relax_ir.functions import leaves
+from ...relax_ir.tensors import extents
 
 __all__ = ["Values"]
 

@@ -37,7 +37,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ...errors import UnsupportedModelError
-from ...transform.functions import is_empty, shape_of
+from ...relax_ir.tensors import is_empty, shape_of
 from ..attention import attention
 from ..digits import scaled_product
 from .digits import DIGIT_CONVERTERS

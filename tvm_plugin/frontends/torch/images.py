@@ -12,8 +12,8 @@ from tvm.relax import op
 
 from ...dtypes import is_floating
 from ...errors import UnsupportedModelError
-from ...transform.bins import max_of_bins
-from ...transform.functions import shape_of
+from ...relax_ir.tensors import shape_of
+from ...repairs.bins import max_of_bins
 from ..antialiased import cubic, linear, resized
 from ..imported import KNOWN_SHAPES
 from ..overlap import add_up, fold

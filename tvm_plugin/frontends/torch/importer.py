@@ -14,10 +14,9 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
 from ...errors import UnsupportedModelError
+from ...relax_ir.constants import constant_of
+from ...relax_ir.tensors import STEPS, seen_as
 from ...runtime import first_line
-from ...transform.check_sizes import STEPS
-from ...transform.constants import constant_of
-from ...transform.functions import seen_as
 from ..imported import KNOWN_SHAPES, is_number
 from .constants import Constants, is_repetition, makes_number
 from .converters import CONVERTERS, Converter

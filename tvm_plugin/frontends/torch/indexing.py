@@ -12,10 +12,10 @@ from tvm.relax import op
 
 from ...dtypes import HALVES, is_floating
 from ...errors import UnsupportedModelError
-from ...transform.bounded_indices import from_start
-from ...transform.constants import constant_of
-from ...transform.functions import shape_of
-from ...transform.open_slices import from_begin, open_slice
+from ...relax_ir.constants import constant_of
+from ...relax_ir.tensors import shape_of
+from ...repairs.bounded_indices import from_start
+from ...repairs.open_slices import from_begin, open_slice
 from ..imported import KNOWN_SHAPES
 from .halves import rounded_once
 from .nodes import Converter, arguments, cast, full, scalar

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from ...dtypes import is_integer, numpy_dtype
-from ...transform.constants import constant_of
-from ...transform.functions import as_dtype
+from ...relax_ir.constants import constant_of
+from ...relax_ir.tensors import as_dtype
 from .sizes import is_size, tensor_of_size
 
 __all__ = [

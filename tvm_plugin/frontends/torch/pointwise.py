@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.relax import op
 
 from ...dtypes import HALVES, epsilon, is_floating, numpy_dtype
-from ...transform.functions import is_empty, shape_of
+from ...relax_ir.tensors import is_empty, shape_of
 from .digits import floor_quotient
 from .nodes import Converter, arguments, cast, compared_as, dtype_of, operand, scalar, shape_in_torch
 from .order import so_far

@@ -12,8 +12,8 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
-from ...transform.functions import repeated, shape_of
-from ...transform.open_slices import from_begin, open_slice, within
+from ...relax_ir.tensors import repeated, shape_of
+from ...repairs.open_slices import from_begin, open_slice, within
 from .nodes import Converter, arguments, cast, dtype_of, shape_in_torch
 from .sizes import is_size, tensor_of_size
 

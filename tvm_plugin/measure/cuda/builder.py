@@ -22,13 +22,13 @@ from tvm.backend.cuda import register_backend
 
 from ...machine import core_count, describe_machine, detect_target, target_json
 from ...records.workload import deserialize_workload
+from ...schedules.default import default_schedule
 from ...search.space import build_space
 from ...search.space.analysis import analyze
 from ...search.space.gpu.hardware import GpuHardware
 from ...search.space.hardware import Hardware
 from ...search.space.lowering import ASYNC_COPIES, as_written
 from ...search.strategies.moves import Moves
-from ...transform.default_schedules import default_schedule
 from ..arguments import Interface
 from ..build import CANDIDATE_CONFIG, Program
 from ..pool import Config

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm.relax import op
 
-from ...transform.partial_scatters import scatter_elements
+from ...repairs.partial_scatters import scatter_elements
 from ..builder import Builder
 from .operator import Convert, Operator, row
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm.relax import op
 
-from ...transform.bins import max_of_bins
+from ...repairs.bins import max_of_bins
 from ..builder import Builder
 from .convolution import SPATIAL
 from .layouts import change_layout, plain_layout
