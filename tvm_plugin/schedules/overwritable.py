@@ -7,8 +7,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from ..search.space.memory_bound.picked_lanes import PICKED_LANES
-from ..search.space.memory_bound.tails import OVERLAPPING_TAIL
+from ..search.space.marks import OVERLAPPING_TAIL, PICKED_LANES
 
 __all__ = ["OVERWRITABLE", "overwritable", "with_overwritable"]
 
