@@ -19,8 +19,8 @@ import eqtune
 from eqtune import zoo
 
 folder = Path(tempfile.mkdtemp())
-threads = eqtune.machine.core_count()
 result = eqtune.tune_model("zoo:squeezenet", trials=64, graph="off", work_dir=folder / "work", progress=False)
+threads = result.summary.context.threads
 library = result.export(folder / "squeezenet.so")
 (x,) = zoo.inputs("squeezenet").values()
 (expected,) = result.run(x)

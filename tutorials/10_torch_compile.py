@@ -3,8 +3,8 @@
 #
 # PyTorch finds eqtune by its name, as a backend of `torch.compile`: what Dynamo captures is tuned when it is first
 # called. Options are the arguments of `tune_model`, but for those that describe the model and the target; without a
-# budget among them, each captured graph has 120 s. Without gradients, for which eqtune has nothing: under
-# `torch.inference_mode()` or `torch.no_grad()`.
+# budget among them, each captured graph has 120 s, and without `threads`, as many as PyTorch has. It runs under
+# `torch.inference_mode()` or `torch.no_grad()`: eqtune has nothing for gradients.
 
 import tempfile
 import time

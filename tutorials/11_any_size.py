@@ -81,8 +81,8 @@ for size in ((33, 47), (200, 300)):
     print(f"{size} pixels: largest difference {difference:.1e}")
     assert difference < 1e-4
 
-# The pipeline "eqtune" does the same in TVM's own way: no comparison, no timing. As everywhere, run what comes out with
-# `TVM_NUM_THREADS=` the threads of the target.
+# The pipeline "eqtune" does the same in TVM's own way: no comparison, no timing. As everywhere, set TVM_NUM_THREADS to
+# the threads of the target where what comes out runs.
 
 mod = eqtune.frontends.load_model(program, any_size=True).mod
 target = eqtune.machine.detect_target()

@@ -11,7 +11,7 @@ from typing import Any
 
 from .errors import InputError
 
-__all__ = ["as_path", "replacing"]
+__all__ = ["as_path", "replacing", "text_of"]
 
 
 def as_path(value: Any, meant: str) -> Path:
@@ -19,6 +19,14 @@ def as_path(value: Any, meant: str) -> Path:
     if not isinstance(value, str | os.PathLike):
         raise InputError(f"{meant}, not {value!r}")
     return Path(value)
+
+
+def text_of(path: Path) -> str:
+    """The text of one of the system's files; "" where it is not there: not every system, or container, has them."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 @contextlib.contextmanager

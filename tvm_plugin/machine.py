@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import psutil
 
 from . import _checked  # noqa: F401 - refuses versions that cannot work
+from .cgroup import cpu_quota, memory_limit_bytes
 from .errors import InputError, SetupError
+from .files import text_of
 from .gpu_machine import describe_gpu, is_gpu
 from .search.space.hardware import Hardware
 
@@ -27,6 +29,8 @@ __all__ = [
     "features_here",
     "has_matrix_tiles",
     "is_host",
+    "logical_count",
+    "memory_bytes",
     "missing_here",
     "missing_instructions",
     "runs_here",
@@ -35,7 +39,8 @@ __all__ = [
     "vector_registers",
 ]
 
-CPU_DIRECTORY = Path("/sys/devices/system/cpu/cpu0/cache")
+CPUS = Path("/sys/devices/system/cpu")
+CPU_DIRECTORY = CPUS / "cpu0" / "cache"
 CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -96,7 +101,7 @@ def detect_target(threads: int | None = None) -> Any:
     Parameters
     ----------
     threads : int, optional
-        Threads that kernels may use; by default, all cores that this process may run on.
+        Threads that kernels may use; by default, all cores (`core_count`).
 
     Returns
     -------
@@ -199,9 +204,24 @@ def thread_count(target: Any) -> int:
 
 
 def core_count() -> int:
-    """Cores that this process may run on; two hardware threads of one core count once."""
-    allowed = len(allowed_cores())
-    return min(allowed, psutil.cpu_count(logical=False) or allowed)
+    """Cores that this process may keep busy; two hardware threads of one core count once.
+
+    Where its container (cgroup) has a CPU quota, no more than the whole part of that: a process that has used its quota
+    stands still for the rest of a tenth of a second, and TVM's threads use it up by waiting, too.
+    """
+    allowed = allowed_cores()
+    cores = len({text_of(CPUS / f"cpu{core}" / "topology" / "thread_siblings_list") or str(core) for core in allowed})
+    return max(1, int(min(cores, psutil.cpu_count(logical=False) or cores, cpu_quota())))
+
+
+def logical_count() -> int:
+    """Logical cores that this process may keep busy, as `core_count`: for compilers, which gain from both threads."""
+    return max(1, int(min(len(allowed_cores()), cpu_quota())))
+
+
+def memory_bytes() -> int:
+    """Memory of this machine, or of this process's container (cgroup) where that has less."""
+    return int(min(psutil.virtual_memory().total, memory_limit_bytes()))
 
 
 def allowed_cores() -> set[int]:
@@ -377,29 +397,21 @@ def _caches() -> dict[int, int]:
     """Bytes of the data caches of core 0 by level, as the operating system knows them."""
     sizes: dict[int, int] = {}
     for index in sorted(CPU_DIRECTORY.glob("index*")):
-        if _read(index / "type") in ("Data", "Unified"):
-            size, level = _read(index / "size"), _read(index / "level")
+        if text_of(index / "type") in ("Data", "Unified"):
+            size, level = text_of(index / "size"), text_of(index / "level")
             if size.endswith("K") and size[:-1].isdecimal() and level.isdecimal():
                 sizes[int(level)] = int(size[:-1]) * 1024
     return sizes
 
 
 def _cache_line_bytes() -> int:
-    text = _read(CPU_DIRECTORY / "index0" / "coherency_line_size")
+    text = text_of(CPU_DIRECTORY / "index0" / "coherency_line_size")
     return int(text) if text.isdecimal() else 64
 
 
 def _cpu_model() -> str:
-    for line in _read(CPU_INFO).splitlines():
+    for line in text_of(CPU_INFO).splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "model name":
             return value.strip()
     return "CPU"
-
-
-def _read(path: Path) -> str:
-    """The file's text; "" when it is not there: not every system, or sandbox, has these files."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -26,7 +26,7 @@ from tvm.support import cc
 from tvm.target import codegen
 
 from .errors import InputError
-from .machine import allowed_cores
+from .machine import allowed_cores, core_count
 from .measure.affinity import bind_pool
 from .measure.gauge import Gauge
 from .weights_object import NoElfError, write_weights_object
@@ -140,7 +140,7 @@ class ModelRunner:
     device : tvm.runtime.Device, optional
         The CPU unless given.
     threads : int, optional
-        Threads of TVM's pool; all cores of this process unless given.
+        Threads of TVM's pool; all cores unless given (`eqtune.machine.core_count`).
 
     Raises
     ------
@@ -153,7 +153,7 @@ class ModelRunner:
             path = os.fspath(executable)
             raise InputError(f"{path!r} is a path, no executable; load it with tvm.runtime.load_module({path!r})")
         self._device = tvm.cpu() if device is None else device
-        self._threads = threads or len(allowed_cores())
+        self._threads = threads or core_count()
         machine = self._pool.submit(lambda: relax.VirtualMachine(executable, self._device))
         self._main = machine.result()["main"]
 

@@ -10,9 +10,10 @@ import sys
 
 import pytest
 
-from eqtune import _compat, gpu_machine
+from eqtune import _compat, cgroup, gpu_machine, machine
 from eqtune.cli import doctor
 from eqtune.errors import SetupError
+from eqtune.search.space.hardware import Hardware
 
 
 def run(*arguments):
@@ -28,7 +29,25 @@ def test_a_working_machine_is_fine(capsys):
     said = json.loads(capsys.readouterr().out)
     assert said["works"] is True
     checks = {finding["check"]: finding["status"] for finding in said["findings"]}
-    assert {checks[name] for name in ("versions", "compiler", "target", "machine", "speeds", "worker")} == {"ok"}
+    needed = ("versions", "compiler", "target", "threads", "machine", "speeds", "worker")
+    assert {checks[name] for name in needed} == {"ok"}
+
+
+def test_what_limits_the_threads_is_told(monkeypatch):
+    monkeypatch.setattr(cgroup, "cpu_quota", lambda: 1.5)
+    monkeypatch.setattr(machine, "cpu_quota", lambda: 1.5)
+    monkeypatch.setattr(machine, "allowed_cores", lambda: set(range(64)))
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 2 << 30)
+    (finding,) = doctor._limits()
+    assert finding.detail == "1 unless told otherwise, of 64 logical cores and a CPU quota of 1.5; 2 GiB of memory"
+
+
+@pytest.mark.parametrize(("overhead_s", "told"), [(5e-6, False), (18e-3, True)])
+def test_a_busy_machine_is_told(monkeypatch, overhead_s, told):
+    hardware = Hardware(parallel_overhead_s=overhead_s)
+    monkeypatch.setattr(machine, "describe_machine", lambda: hardware)
+    (advice,) = (finding.advice for finding in doctor._machine() if finding.check == "speeds")
+    assert ("keeps the cores busy" in advice) == told
 
 
 def test_every_extra_is_looked_for(capsys, monkeypatch):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 
+import psutil
 import pytest
 import tvm
 
-from eqtune import machine
+from eqtune import cgroup, machine
 from eqtune.errors import InputError, SetupError
 from eqtune.machine import describe_machine, detect_target, device_name, is_host, runs_here, target_json
-from eqtune.measure import peaks
+from eqtune.measure import LocalMeasurer, peaks
 from eqtune.search.space.gpu.hardware import GpuHardware
 from eqtune.search.space.hardware import Hardware
 
@@ -29,6 +31,90 @@ def test_the_target_names_processor_and_cores():
 def test_threads_must_be_what_this_machine_has(threads, says):
     with pytest.raises(InputError, match=f"threads must be {says}"):
         detect_target(threads)
+
+
+def write(folder, files):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{text}\n")
+
+
+@pytest.fixture
+def group(monkeypatch, tmp_path):
+    """Puts this process, on a machine of eight cores with two hardware threads each, into a control group."""
+    cpus = {f"cpu/cpu{core}/topology/thread_siblings_list": f"{core % 8},{core % 8 + 8}" for core in range(16)}
+    write(tmp_path, cpus)
+    monkeypatch.setattr(machine, "CPUS", tmp_path / "cpu")
+    monkeypatch.setattr(machine, "allowed_cores", lambda: set(range(16)))
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
+    monkeypatch.setattr(cgroup, "ROOT", tmp_path / "cgroup")
+    monkeypatch.setattr(cgroup, "MEMBERSHIP", tmp_path / "membership")
+
+    def enter(membership, files):
+        write(tmp_path, {"membership": membership, **{f"cgroup/{name}": text for name, text in files.items()}})
+
+    return enter
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "quota", "threads"),
+    [
+        ("", {}, math.inf, 8),
+        ("0::/", {"cpu.max": "max 100000"}, math.inf, 8),
+        ("0::/", {"cpu.max": "250000 100000"}, 2.5, 2),
+        ("0::/", {"cpu.max": "50000 100000"}, 0.5, 1),
+        ("0::/", {"cpu.max": "1200000 100000"}, 12, 8),
+        ("0::/pod/box", {"cpu.max": "max 100000", "pod/cpu.max": "300000 100000", "pod/box/cpu.max": "max 1"}, 3, 3),
+        ("0::/../elsewhere", {"cpu.max": "400000 100000"}, 4, 4),
+        (
+            "5:memory:/docker/1\n4:cpu,cpuacct:/docker/1\n0::/",
+            {"cpu/cpu.cfs_quota_us": "150000", "cpu/cpu.cfs_period_us": "50000"},
+            3,
+            3,
+        ),
+        ("4:cpu:/a", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, math.inf, 8),
+        ("no line of this kind", {"cpu.max": "much"}, math.inf, 8),
+    ],
+)
+def test_a_container_gets_as_many_threads_as_its_quota(group, membership, files, quota, threads):
+    """More than that are stopped in the middle of each kernel; TVM's pool would have half of the machine's cores."""
+    group(membership, files)
+    assert cgroup.cpu_quota() == quota
+    assert machine.core_count() == threads
+    assert int(detect_target().attrs["num-cores"]) == describe_machine(measure=False).threads == threads
+    assert machine.logical_count() == max(1, min(16, math.floor(min(quota, 16))))
+    assert int(detect_target(1).attrs["num-cores"]) == 1, "threads that were asked for are not looked up"
+
+
+@pytest.mark.parametrize(("allowed", "cores"), [({0, 8}, 1), ({0, 1}, 2), ({0, 1, 8, 9}, 2), ({2, 3, 8}, 3)])
+def test_two_threads_of_a_core_count_once_where_only_some_cores_are_allowed(monkeypatch, group, allowed, cores):
+    monkeypatch.setattr(machine, "allowed_cores", lambda: allowed)
+    assert machine.core_count() == cores
+    assert machine.logical_count() == len(allowed)
+
+
+@pytest.mark.parametrize(
+    ("membership", "files"),
+    [
+        ("0::/", {"memory.max": 1 << 30}),
+        ("0::/pod", {"memory.max": "max", "pod/memory.max": 1 << 30}),
+        ("3:memory:/docker/1", {"memory/memory.limit_in_bytes": 1 << 30}),
+    ],
+)
+def test_a_worker_takes_a_share_of_its_containers_memory(monkeypatch, group, membership, files):
+    """Of the machine's, it might take so much that the system kills the container."""
+    group(membership, files)
+    assert machine.memory_bytes() == 1 << 30
+    told = []
+    monkeypatch.setattr("eqtune.measure.local.WorkerPool.configure", lambda _, config: told.append(config.memory_bytes))
+    with LocalMeasurer(detect_target(1), describe_machine(measure=False), threads=1, workers=1):
+        assert told == [int(0.6 * (1 << 30))]
+
+
+def test_without_a_limit_there_is_all_memory(group):
+    group("3:memory:/", {"memory/memory.limit_in_bytes": 2**63 - 4096})
+    assert machine.memory_bytes() == psutil.virtual_memory().total
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 import argparse
 import errno
+import inspect
 import json
 import os
 import subprocess
@@ -9,10 +10,11 @@ import time
 import numpy as np
 import pytest
 
+import eqtune
 from eqtune.cli import main
 from eqtune.cli import records as records_command
 from eqtune.cli import report as report_command
-from eqtune.cli.options import write_text
+from eqtune.cli.options import WORK_DIR, write_text
 from eqtune.errors import InputError
 from eqtune.files import replacing
 from eqtune.records import Context, Record, RecordDatabase
@@ -307,6 +309,19 @@ def test_names_of_files_may_be_no_text(work, capsys):
     assert "page\\udcff.html" in capsys.readouterr().out
     write_text(str(page), "of net\udcff")
     assert page.read_text(encoding="utf-8") == "of net?"
+
+
+def test_commands_look_where_tune_writes_unless_told(work, capsys, monkeypatch):
+    folder = work / WORK_DIR
+    folder.mkdir()
+    (work / "records.sqlite").rename(folder / "records.sqlite")
+    (folder / "summary.json").write_text(json.dumps(RunSummary("net", CONTEXT, ()).to_json()))
+    monkeypatch.chdir(work)
+    assert [main(arguments) for arguments in (["report"], ["watch", "--once"], ["records", "list"])] == [0, 0, 0]
+    assert (folder / "report.html").exists()
+    assert "2 kernels, 4 trials, 1 failed" in capsys.readouterr().out
+    assert main(["records", "list", "--work-dir", str(folder)]) == 0, "as it is called elsewhere"
+    assert inspect.signature(eqtune.tune_model).parameters["work_dir"].default == WORK_DIR
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", "{}"])

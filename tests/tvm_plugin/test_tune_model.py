@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import json
 import multiprocessing
 import os
@@ -305,6 +306,13 @@ def test_an_argument_that_cannot_be_used_is_one_clear_error(
         tune(tmp_path / "work", **arguments)
 
 
+@pytest.mark.parametrize("function", [eqtune.tune_model, eqtune.tune_kernels])
+def test_all_but_the_first_two_arguments_are_given_by_name(function: Callable[..., Any]) -> None:
+    parameters = list(inspect.signature(function).parameters.values())
+    assert [parameter.kind for parameter in parameters[:2]] == [inspect.Parameter.POSITIONAL_OR_KEYWORD] * 2
+    assert {parameter.kind for parameter in parameters[2:]} == {inspect.Parameter.KEYWORD_ONLY}
+
+
 def test_a_work_directory_that_is_no_path_is_refused() -> None:
     """Not made a folder called None."""
     with pytest.raises(eqtune.InputError, match="path of a folder, not None"):
@@ -348,6 +356,7 @@ def test_the_command_line_tunes_reports_and_resumes(tmp_path: Path) -> None:
     assert "largest difference" in first.stdout
     assert (tmp_path / "r.html").exists()
     assert (tmp_path / "m.so").exists()
+    assert f"m.so; run it with TVM_NUM_THREADS={eqtune.machine.core_count()}\n" in first.stdout
     again = subprocess.run([*base, "--json", "-q"], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     summary = json.loads(again.stdout)
@@ -457,11 +466,15 @@ def test_a_file_that_cannot_be_read_is_refused_before_anything_is_written(
 def test_ctrl_c_saves_and_returns_the_best_so_far(tmp_path: Path) -> None:
     work = tmp_path / "work"
     process = subprocess.Popen(
-        command("tune", SMALL, "--graph", "off", "--work-dir", work), stdout=subprocess.PIPE, text=True
+        command("tune", SMALL, "--graph", "off", "--work-dir", work),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     wait_for_records(work, 20)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
+    output, progress = process.communicate(timeout=120)
+    assert "no budget was given: the search ends when no kernel improves, or by Ctrl-C" in progress
     assert process.returncode == 130
     assert "interrupted: this is the best so far" in output
 

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ..errors import EqtuneError
+from ..report.units import binary, counted
 
 __all__ = ["Finding", "add_parser", "examine", "run"]
 
@@ -29,6 +30,12 @@ EXTRAS = {
     "tornado": ("rpc", "for TVM's RPC tracker"),
 }
 """Package, which is also its module, to (extra of eqtune that installs it, what it is for)."""
+
+
+BUSY_S = 1e-3
+"""Starting a parallel region takes some microseconds, unless a core is busy or a container has used up its quota."""
+
+BUSY = "something else keeps the cores busy: tune when it has ended, or candidates are timed wrongly"
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 def examine() -> Iterator[Finding]:
     """All findings. Stops after the first problem that the rest depends on; takes a few seconds."""
-    for check in (_versions, _compiler, _machine, _worker):
+    for check in (_versions, _compiler, _limits, _machine, _worker):
         try:
             yield from check()
         except EqtuneError as error:
@@ -123,6 +130,21 @@ def _compiler() -> Iterator[Finding]:
     yield Finding("target", "ok", target_json(target))
 
 
+def _limits() -> Iterator[Finding]:
+    """What kernels may use of the machine: its cores, or what a container leaves of them."""
+    from ..cgroup import cpu_quota
+    from ..machine import allowed_cores, core_count, memory_bytes
+
+    quota = cpu_quota()
+    limited = f" and a CPU quota of {quota:g}" if math.isfinite(quota) else ""
+    yield Finding(
+        "threads",
+        "ok",
+        f"{core_count()} unless told otherwise, of {len(allowed_cores())} logical cores{limited}; "
+        f"{binary(memory_bytes())} of memory",
+    )
+
+
 def _machine() -> Iterator[Finding]:
     from ..machine import describe_machine
 
@@ -131,7 +153,7 @@ def _machine() -> Iterator[Finding]:
     yield Finding(
         "machine",
         "ok",
-        f"{machine.name}: {machine.threads} threads, {machine.vector_registers} vector registers of "
+        f"{machine.name}: {counted(machine.threads, 'thread')}, {machine.vector_registers} vector registers of "
         f"{machine.vector_bytes} bytes, caches {machine.l1_bytes // 1024} KiB, {machine.l2_bytes // 1024} KiB, "
         f"{machine.l3_bytes // 1024**2} MiB",
     )
@@ -141,6 +163,7 @@ def _machine() -> Iterator[Finding]:
         f"{machine.peak_flops_per_s / 1e9:.0f} GFLOP/s on one thread, {machine.peak_flops_per_s_all / 1e9:.0f} on all; "
         f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s from memory, {machine.cache_bandwidth_bytes_per_s / 1e9:.0f} "
         f"from L2; {machine.parallel_overhead_s * 1e6:.1f} us to start a parallel region{tiles}",
+        BUSY if machine.parallel_overhead_s > BUSY_S else "",
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from .options import MODEL, add_model_options, check_writable, model_arguments, write_text
+from .options import MODEL, WORK_DIR, add_model_options, check_writable, model_arguments, write_text
 
 if TYPE_CHECKING:
     from ..graph_search import GraphResult
@@ -36,7 +36,9 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--measure", action="store_true", help="go by kernels measured on this machine, not by an analytic model"
     )
-    parser.add_argument("--work-dir", default="eqtune-work", metavar="DIR", help="where prices are kept (eqtune-work)")
+    parser.add_argument(
+        "--work-dir", default=WORK_DIR, metavar="DIR", help=f"where --measure keeps kernels' times ({WORK_DIR})"
+    )
     limits = parser.add_argument_group("limits of the exploration")
     limits.add_argument("--e-nodes", type=int, default=50_000, metavar="N", help="e-nodes (50000)")
     limits.add_argument("--iterations", type=int, default=20, metavar="N", help="rounds (20)")

@@ -18,6 +18,7 @@ __all__ = [
     "COST_MODELS",
     "MODEL",
     "STRATEGIES",
+    "WORK_DIR",
     "add_model_options",
     "add_search_options",
     "check_writable",
@@ -35,6 +36,9 @@ MODEL = (
     "zoo:bert_base:sequence_length=128"
 )
 """What the commands take for a model."""
+
+WORK_DIR = "eqtune-work"
+"""Where all commands, and `tune_model`, keep and look for what was measured unless told otherwise."""
 
 # Written out, because their registries load numpy and more: --help comes at once. A test compares.
 STRATEGIES = ("annealed-evolution", "annealing", "evolution", "exhaustive", "random")
@@ -73,7 +77,13 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         "--target",
         help="a TVM target tag or JSON object (default, and llvm: this machine's CPU, fully described; cuda: its GPU)",
     )
-    where.add_argument("--threads", type=int, metavar="N", help="threads a kernel may use (default: all cores)")
+    where.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads a kernel may use (default: all cores, two hardware threads counting once, or as many as a "
+        "container's CPU quota has; TVM_NUM_THREADS and OMP_NUM_THREADS do not count)",
+    )
     where.add_argument(
         "--measure",
         default="local",
@@ -85,7 +95,7 @@ def add_search_options(parser: argparse.ArgumentParser) -> None:
         "compiling them",
     )
     where.add_argument(
-        "--work-dir", default="eqtune-work", metavar="DIR", help="records and log; running again resumes (eqtune-work)"
+        "--work-dir", default=WORK_DIR, metavar="DIR", help=f"records and log; running again resumes ({WORK_DIR})"
     )
     budget = parser.add_argument_group(
         "how long",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, RecordError
+from .options import WORK_DIR
 
 if TYPE_CHECKING:
     from ..records import Context, RecordDatabase
@@ -35,7 +36,10 @@ def add_parser(commands: Any) -> None:
     ):
         sub = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         sub.add_argument(
-            "--db", default="eqtune-work", metavar="PATH", help="a work directory or records file (eqtune-work)"
+            *("--db", "--work-dir"),
+            default=WORK_DIR,
+            metavar="PATH",
+            help=f"a work directory, or a file of records ({WORK_DIR})",
         )
         sub.add_argument("--json", action="store_true", help="print JSON on standard output")
         if name != "list":

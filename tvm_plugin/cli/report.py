@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .options import WORK_DIR
 
 __all__ = ["add_parser", "run"]
 
@@ -21,7 +22,7 @@ def add_parser(commands: Any) -> None:
         description="Read a work directory (summary and records) and write a report, one HTML page, of the model that "
         "was tuned there last.",
     )
-    parser.add_argument("work_dir", help="the run's work directory")
+    parser.add_argument("work_dir", nargs="?", default=WORK_DIR, help=f"the run's work directory ({WORK_DIR})")
     parser.add_argument("-o", "--output", metavar="FILE", help="the page to write (WORK_DIR/report.html)")
     parser.add_argument(
         "--json", action="store_true", help="print the numbers as JSON instead; writes a page only with -o"

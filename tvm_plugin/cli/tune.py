@@ -100,7 +100,9 @@ def run(args: argparse.Namespace) -> int:
     if args.export:
         path = result.export(args.export)
         if not args.json:
-            print(f"tuned model: {path}")
+            context = result.summary.context
+            on_cpu = json.loads(context.target)["kind"] == "llvm"
+            print(f"tuned model: {path}" + (f"; run it with TVM_NUM_THREADS={context.threads}" if on_cpu else ""))
     return 130 if result.interrupted else 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from .options import WORK_DIR
 
 __all__ = ["add_parser", "run"]
 
@@ -24,7 +25,7 @@ def add_parser(commands: Any) -> None:
         description="Print how many measurements a work directory holds, whenever there are more, until `eqtune tune` "
         "has written a new result there, or Ctrl-C. Where the run may be over, give --once.",
     )
-    parser.add_argument("work_dir", help="the run's work directory")
+    parser.add_argument("work_dir", nargs="?", default=WORK_DIR, help=f"the run's work directory ({WORK_DIR})")
     parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="seconds between looks (2)")
     parser.add_argument("--once", action="store_true", help="print one line and end")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from ..files import text_of
+
 __all__ = ["bind_pool", "on_core", "on_first_core", "own_cores", "start_pool"]
 
 CPUS = Path("/sys/devices/system/cpu")
@@ -98,16 +100,8 @@ def _ranked(cpus: Path, cores: frozenset[int]) -> tuple[int, ...]:
     before: Counter[str] = Counter()
     places = []
     for core in sorted(cores):
-        siblings = _read(cpus / f"cpu{core}" / "topology" / "thread_siblings_list") or str(core)
-        clock_khz = _read(cpus / f"cpu{core}" / "cpufreq" / "cpuinfo_max_freq")
+        siblings = text_of(cpus / f"cpu{core}" / "topology" / "thread_siblings_list") or str(core)
+        clock_khz = text_of(cpus / f"cpu{core}" / "cpufreq" / "cpuinfo_max_freq")
         places.append((before[siblings], -int(clock_khz) if clock_khz.isdecimal() else 0, core))
         before[siblings] += 1
     return tuple(core for _, _, core in sorted(places))
-
-
-def _read(path: Path) -> str:
-    """The file's text; "" where there is none, as in some containers."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
 from ..errors import InputError, SetupError
 from ..machine import core_count, describe_machine, device_name, missing_here, target_json
 from ..records.record import COLD_WEIGHTS
@@ -26,7 +24,6 @@ from .timing import BASELINE, COLD, LONG, QUICK, SLOW_BASELINE_S, SLOW_PLAIN_BAS
 from .trial import (
     BASELINE_LIMIT_FACTOR,
     LOST,
-    MEMORY_SHARE,
     RETIME_ROUNDS,
     SHARED_MODULE,
     SPACE_BUILDER,
@@ -37,6 +34,7 @@ from .trial import (
     fastest_of,
     to_measurement,
     without_reference,
+    worker_memory_bytes,
 )
 
 __all__ = ["Candidate", "LocalMeasurer"]
@@ -88,7 +86,7 @@ class LocalMeasurer:
         What the workers' spaces are built from; by default, tables for `target`. Where it is not given, it may be
         assigned until the first measurement.
     threads : int, optional
-        Threads that a kernel may use; by default, all cores.
+        Threads that a kernel may use; by default, all cores (`eqtune.machine.core_count`).
     workers : int, optional
         Processes that compile; by default, one a core.
     timeout_s : float
@@ -98,7 +96,7 @@ class LocalMeasurer:
     space_builder : str
         "module:function" that the workers import: (IRModule, Hardware) -> Space.
     memory_bytes : int, optional
-        What one worker may allocate; by default, 60 % of the machine's memory.
+        What one worker may allocate; by default, 60 % of the memory of the machine, or of this process's container.
 
     Attributes
     ----------
@@ -153,7 +151,7 @@ class LocalMeasurer:
         self._timeout_s = timeout_s
         self._seed = seed
         self._space_builder = space_builder
-        self._memory_bytes = memory_bytes or int(psutil.virtual_memory().total * MEMORY_SHARE)
+        self._memory_bytes = memory_bytes or worker_memory_bytes()
         self._batch = 0
         self._configured = False
         self._workloads: dict[str, str] = {}

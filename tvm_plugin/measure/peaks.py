@@ -69,7 +69,10 @@ def measure_speeds(target: Mapping[str, Any], hardware: Hardware, limit_s: float
             _KNOWN[question] = _ask(question, hardware.threads, LIMIT_S if limit_s is None else limit_s)
         except subprocess.TimeoutExpired as error:
             if limit_s is None:
-                raise SetupError(f"measuring this machine took more than {LIMIT_S:g} s") from error
+                raise SetupError(
+                    f"measuring this machine took more than {LIMIT_S:g} s: something else keeps it busy; try again "
+                    "when it is idle, or with a time budget"
+                ) from error
             return {}
     return dict(_KNOWN[question])
 

@@ -18,13 +18,11 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import psutil
-
 from ..errors import InputError
 from ..gpu_machine import let_tvm_compile
 from ..machine import allowed_cores, core_count, detect_target, device_name, features_here
 from .affinity import bind_pool
-from .trial import MEMORY_SHARE
+from .trial import worker_memory_bytes
 from .worker import limit_memory, restore_crash_signals
 
 __all__ = ["main", "serve"]
@@ -135,7 +133,7 @@ def _prepare_session(cores: Collection[int]) -> None:
     import tvm
 
     restore_crash_signals()
-    limit_memory(int(psutil.virtual_memory().total * MEMORY_SHARE))
+    limit_memory(worker_memory_bytes())
     if hasattr(os, "sched_setaffinity"):  # as `affinity.on_first_core`, with the threads that the client has asked for
         threads = int(tvm.get_global_func("runtime.NumThreads")())
         os.sched_setaffinity(0, {bind_pool(threads, cores, workers=int(os.environ["TVM_NUM_THREADS"]))})

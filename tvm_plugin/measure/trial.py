@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ..machine import memory_bytes
 from ..search.space.base import Decision
 from .base import NO_REFERENCE, Measurement
 
 __all__ = [
     "BASELINE_LIMIT_FACTOR",
     "LOST",
-    "MEMORY_SHARE",
     "RETIME_ROUNDS",
     "SHARED_MODULE",
     "SPACE_BUILDER",
@@ -24,6 +24,7 @@ __all__ = [
     "fastest_of",
     "to_measurement",
     "without_reference",
+    "worker_memory_bytes",
 ]
 
 Candidate = Decision | str
@@ -43,7 +44,7 @@ LOST = ("crash", "out_of_memory")
 beside it may have taken the memory. One that takes longer than its limit would only take that long again."""
 
 MEMORY_SHARE = 0.6
-"""Of the machine's memory, what one worker may take."""
+"""Of the machine's memory, or its container's, what one worker may take."""
 
 SPACE_BUILDER = "eqtune.search.space:build_space"
 
@@ -118,6 +119,11 @@ class Trial:
             self.answer = answer
         else:
             self.answer = self.answer | {"disturbed": answer["disturbed"]}
+
+
+def worker_memory_bytes() -> int:
+    """What one worker may allocate beyond what it needs itself."""
+    return int(MEMORY_SHARE * memory_bytes())
 
 
 def fastest_of(trials: Sequence[Trial]) -> int:

@@ -355,7 +355,7 @@ class AutoSchedule:
         from ..machine import detect_target
         from ..tune import tune_kernels
 
-        target = self._target or Target.current(allow_none=True) or detect_target()
+        target = self._target or Target.current(allow_none=True) or detect_target(self._options.get("threads"))
         mod = transform.Sequential([FoldBatchNorm(), FoldWeights(), LowerToKernels(target)])(mod)
         return tune_kernels(mod, target=target, **self._options).mod
 

@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..files import as_path, replacing
 from .charts import Size, curve_svg
 from .summary import KernelRow, RunSummary
-from .table import why_not_measured
+from .table import OF_SLOWER_FORMS, why_not_measured
 from .units import about, binary, count, counted, duration, number, percent, times
 
 __all__ = ["render_html", "write_html"]
@@ -65,7 +65,7 @@ def render_html(summary: RunSummary) -> str:
 
 def _head(summary: RunSummary) -> str:
     context = summary.context
-    threads = f"{context.threads} thread{'s' if context.threads != 1 else ''}"
+    threads = counted(context.threads, "thread")
     tiles = []
     if summary.baseline_s is not None and summary.tuned_s is not None:
         tiles += [
@@ -77,7 +77,7 @@ def _head(summary: RunSummary) -> str:
         permitted = "" if summary.tolerance is None else f"; {summary.tolerance:.1e} permitted"
         note = f"relative to the reference{permitted}"
         tiles.append(_tile("Largest difference", f"{summary.max_rel_error:.1e}", note=note))
-    elsewhere = f", {summary.other_trials} more of kernels that are not in use" if summary.other_trials else ""
+    elsewhere = f", {summary.other_trials} more of {OF_SLOWER_FORMS}" if summary.other_trials else ""
     tiles.append(_tile("Trials", str(summary.trials), note=f"{summary.failed} failed{elsewhere}"))
     if summary.wall_s:
         tiles.append(_tile("Tuning took", duration(summary.wall_s)))
@@ -216,7 +216,12 @@ def _failures(summary: RunSummary) -> str:
 
 def _form(summary: RunSummary) -> str:
     rows = ((name, _text(value)) for name, value in summary.graph.items())
-    return f"<h2>Form</h2>{_facts(rows)}" if summary.graph else ""
+    if not summary.graph:
+        return ""
+    return (
+        "<h2>Form</h2><p class='note'>Of the equal forms that were tuned, the fastest: the graph as given or as the "
+        f"graph search rewrote it, with channels first or last.</p>{_facts(rows)}"
+    )
 
 
 def _machine(summary: RunSummary) -> str:

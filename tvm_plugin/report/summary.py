@@ -104,7 +104,7 @@ class RunSummary:
     versions : mapping of str to str
         Package to version.
     overheads_s : mapping of str to float
-        Wall-clock seconds by what they were spent on: "search", "build", "run", "model".
+        Wall-clock seconds by what they were spent on: "search", "build", "run", "cost model".
     wall_s : float
         Wall-clock seconds of the whole run.
     spent_trials : int

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from .summary import KernelRow, RunSummary
 from .units import about, compared, count, counted, duration, number, percent, times
 
-__all__ = ["closing_lines", "kernel_table", "why_not_measured"]
+__all__ = ["OF_SLOWER_FORMS", "closing_lines", "kernel_table", "why_not_measured"]
 
 NAME_WIDTH = 32
 """Longer kernel names lose their middle, so that a row fits 112 columns."""
@@ -40,11 +40,14 @@ def kernel_table(summary: RunSummary) -> str:
     return "\n".join([*_align(_HEADERS, rows), *footnote, "", *closing_lines(summary)])
 
 
-NOT_REACHED = "the search did not reach the kernel; its time is a price or an estimate, its baseline a guess"
+NOT_REACHED = "the search did not reach these kernels: times of a few candidates, or estimates; baselines are guesses"
 """What a tilde before a kernel's numbers means..."""
 
 OF_OPEN_SIZES = "the kernel's tiles are scheduled by estimate; its time is one, its baseline a guess"
 """... and where sizes are open."""
+
+OF_SLOWER_FORMS = "kernels that only slower forms of the model have"
+"""Where trials went that no row counts."""
 
 DISTURBED = 1.5
 """A model that takes so many times as long as its kernels together..."""
@@ -71,7 +74,7 @@ def closing_lines(summary: RunSummary) -> list[str]:
             f"{printable(summary.model)}: {summary.baseline_name} "
             f"{duration(summary.baseline_s)}, tuned {duration(summary.tuned_s)}, "
             f"{compared(summary.speedup)} on {printable(summary.context.machine)}, "
-            f"{summary.context.threads} thread{'s' if summary.context.threads != 1 else ''}"
+            f"{counted(summary.context.threads, 'thread')}"
         )
         if summary.open_sizes:
             lines.append(f"for any size, timed at {printable(summary.open_sizes)}; --shape tunes for one size alone")
@@ -93,7 +96,7 @@ def closing_lines(summary: RunSummary) -> list[str]:
         lines.append(
             f"trials: {summary.trials}, of which {summary.failed} failed"
             + (f" ({kinds})" if kinds else "")
-            + (f"; {summary.other_trials} more of kernels that are not in use" if summary.other_trials else "")
+            + (f"; {summary.other_trials} more of {OF_SLOWER_FORMS}" if summary.other_trials else "")
         )
     if summary.wall_s:
         parts = [f"{printable(name)} {duration(seconds)}" for name, seconds in summary.overheads_s.items()]

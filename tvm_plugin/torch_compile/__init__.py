@@ -47,7 +47,7 @@ def compile_graph(
         Belongs to PyTorch's own backend, and is refused.
     options : mapping, optional
         Arguments of `tune_model` by name (`time_budget_s`, `trials`, `work_dir`, `fast_math`, ...). A graph gets 120 s
-        unless `time_budget_s` or `trials` is given.
+        unless `time_budget_s` or `trials` is given, and as many threads as PyTorch has unless `threads` is.
 
     Raises
     ------

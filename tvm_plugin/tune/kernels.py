@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm import tirx
@@ -17,19 +17,26 @@ from .loop import Variant
 from .result import KernelsResult, schedules_of
 from .session import Session, Settings
 
+if TYPE_CHECKING:
+    from ..cost_model import CostModel
+    from ..measure import Measurer
+    from ..search.allocation import Allocator
+    from ..search.strategies import Strategy
+
 __all__ = ["tune_kernels"]
 
 
 def tune_kernels(
-    prim_funcs_or_mod: Any,
-    target: Any = None,
+    prim_funcs_or_mod: tirx.PrimFunc | tvm.IRModule | Iterable[tirx.PrimFunc] | Mapping[str, tirx.PrimFunc],
+    target: tvm.target.Target | Mapping[str, Any] | str | None = None,
+    *,
     trials: int | None = None,
     time_budget_s: float | None = None,
     work_dir: str | os.PathLike[str] = "eqtune-work",
-    strategy: Any = "annealed-evolution",
-    cost_model: Any = "xgboost",
-    allocator: Any = "gradient",
-    measure: Any = "local",
+    strategy: str | Strategy = "annealed-evolution",
+    cost_model: str | CostModel = "xgboost",
+    allocator: str | Allocator = "gradient",
+    measure: str | Measurer = "local",
     threads: int | None = None,
     seed: int = 0,
     progress: bool = True,
@@ -53,6 +60,10 @@ def tune_kernels(
     ------
     InputError
         When there is no kernel without a schedule, or an argument cannot be used.
+    SetupError
+        This installation or machine cannot tune.
+    RecordError
+        The records in `work_dir` cannot be read or written.
     """
     mod = _as_module(prim_funcs_or_mod)
     settings = Settings(

@@ -8,13 +8,15 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tvm
 from numpy.typing import NDArray
-from tvm import transform
+from tvm import ir, transform
 
 from ..compile.executable import build_scheduled, scheduled
-from ..errors import InputError, MismatchError
+from ..errors import MismatchError
 from ..frontends import ImportedModel, check_model, load_model
 from ..gpu_machine import is_gpu
 from ..runtime import Model, ModelRunner
@@ -34,7 +36,14 @@ from .session import FINISH_S, Session, Settings
 from .summarize import command_line, summarize
 
 if TYPE_CHECKING:
+    import onnx
+    import torch
+
+    from ..cost_model import CostModel
     from ..graph_search import GraphConfig
+    from ..measure import Measurer
+    from ..search.allocation import Allocator
+    from ..search.strategies import Strategy
 
 __all__ = ["tune_model"]
 
@@ -60,18 +69,19 @@ MOST_COMPILED = 400
 
 
 def tune_model(
-    model: Any,
-    target: Any = None,
+    model: ir.IRModule | torch.nn.Module | torch.export.ExportedProgram | onnx.ModelProto | str | Path,
+    target: tvm.target.Target | Mapping[str, Any] | str | None = None,
+    *,
     params: Mapping[str, Any] | None = None,
     example_inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     trials: int | None = None,
     time_budget_s: float | None = None,
     work_dir: str | os.PathLike[str] = "eqtune-work",
-    graph: Any = "saturate",
-    strategy: Any = "annealed-evolution",
-    cost_model: Any = "xgboost",
-    allocator: Any = "gradient",
-    measure: Any = "local",
+    graph: str | GraphConfig = "saturate",
+    strategy: str | Strategy = "annealed-evolution",
+    cost_model: str | CostModel = "xgboost",
+    allocator: str | Allocator = "gradient",
+    measure: str | Measurer = "local",
     threads: int | None = None,
     seed: int = 0,
     verify: bool = True,
@@ -118,7 +128,9 @@ def tune_model(
         theirs. `measure` is "local", "local:flush-l2" (a GPU), "rpc://HOST:PORT/KEY", "ray", "compile-only" (no GPU at
         hand), or a measurer; see `eqtune.measure.create`.
     threads : int, optional
-        Threads that a kernel may use; all cores unless given.
+        Threads that a kernel may use; unless given, all cores that this process may keep busy
+        (`eqtune.machine.core_count`: two hardware threads of a core count once, a container's CPU quota is kept).
+        TVM_NUM_THREADS and OMP_NUM_THREADS do not count here: set the former, to as many, where the model runs.
     seed : int
         Of every random choice.
     verify : bool
@@ -178,8 +190,6 @@ def tune_model(
     settings = Settings(
         target, trials, time_budget_s, work_dir, strategy, cost_model, allocator, measure, threads, seed, progress
     )
-    if threads is not None and threads < 1:
-        raise InputError(f"threads must be at least 1, not {threads}")
     check_graph(graph, fast_math)
     check_model(model)  # before seconds are spent on describing the machine
     started = time.monotonic()
@@ -231,6 +241,7 @@ def _tuned(
             f"the tuned model's outputs differ from the reference by {relative:.2e} relative, {absolute:.2e} "
             f"absolute, where {accuracy.tolerance:.0e} relative is allowed; nothing is returned. "
             f"{accuracy.excuse()}The records and the log are in {session.work.path}"
+            + ("; graph='off' (--graph off) keeps the graph as it was given" if tuned.form.rewritten else "")
         )
     session.keep_unreached(tuned.tasks)
     latency_s, baseline_s = _beside_baseline(tuned, latency_s, reference, session)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import tvm
@@ -21,6 +21,9 @@ from ..frontends import OpenSize
 from ..report.summary import RunSummary
 from ..report.table import closing_lines, kernel_table
 from ..runtime import ModelRunner, export_library, first_line, linker_of
+
+if TYPE_CHECKING:
+    from ..graph_result import GraphResult
 
 __all__ = ["KernelsResult", "Limit", "TaskResult", "TuneResult"]
 
@@ -94,7 +97,7 @@ class KernelsResult:
         True after Ctrl-C: the best so far was applied.
     """
 
-    mod: Any = field(repr=False)
+    mod: tvm.IRModule = field(repr=False)
     tasks: list[TaskResult]
     interrupted: bool = False
 
@@ -144,11 +147,11 @@ class TuneResult:
         All that the report shows.
     """
 
-    mod: Any
+    mod: tvm.IRModule
     latency_s: float
     baseline_latency_s: float
     tasks: list[TaskResult]
-    graph: Any
+    graph: GraphResult | None
     max_abs_error: float
     max_rel_error: float
     interrupted: bool
@@ -180,12 +183,12 @@ class TuneResult:
         """How many times faster than untuned."""
         return self.baseline_latency_s / self.latency_s
 
-    def compile(self) -> Any:
-        """The executable (`tvm.relax.VMExecutable`): give it to `relax.VirtualMachine`.
+    def compile(self) -> relax.VMExecutable:
+        """The executable: give it to `relax.VirtualMachine`.
 
         The leanest way to run it: `relax.VirtualMachine(result.compile(), tvm.cpu())["main"]` adds a microsecond to the
-        kernels, on TVM's tensors. Each thread needs such a machine of its own (they share the weights), and has the
-        threads that `TVM_NUM_THREADS` says, half of the logical cores unless it is set.
+        kernels, on TVM's tensors. Each thread needs such a machine of its own (they share the weights), and has as many
+        threads as TVM_NUM_THREADS says, half of the logical cores unless it is set.
 
         Raises SetupError when the model was tuned without its device.
         """
@@ -275,7 +278,8 @@ class TuneResult:
         """Write the executable as a shared library that `tvm.runtime.load_module` loads. Returns the path.
 
         Whatever was at `path` stays until the new library is whole. Where the library runs, TVM's runtime uses half of
-        the logical cores unless the environment says otherwise: `TVM_NUM_THREADS=` as many as it was tuned for.
+        the logical cores unless the environment says otherwise: set TVM_NUM_THREADS to the threads that the model was
+        tuned for, `summary.context.threads`.
 
         Parameters
         ----------

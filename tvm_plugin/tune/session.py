@@ -25,6 +25,7 @@ from ..records import Context, Record
 from ..records.record import NOT_MEASURED
 from ..records.workload import serialize_workload
 from ..relax_ir.functions import constant_bytes
+from ..report.units import counted
 from ..runtime import LocalModels, Models
 from ..search import allocation, strategies
 from ..search.allocation.base import TaskStatus
@@ -279,6 +280,8 @@ class Session:
             if missing and not (guess and self.budget.time_s is not None):  # else each once its turn comes
                 self.progress.say(f"timing {len(missing)} untuned kernels; their outputs are the reference")
                 self.baselines.measure(missing, self.context_key)
+            if self.budget.trials is None and self.budget.time_s is None:
+                self.progress.say("no budget was given: the search ends when no kernel improves, or by Ctrl-C")
             loop.run()
         else:
             loop.drop_slow_variants()
@@ -330,8 +333,9 @@ class Session:
             )
         caches = (machine.l1_bytes // 1024, machine.l2_bytes // 1024, machine.l3_bytes // 1024)
         how = "measured" if self._speeds_measured else "by a table of processors"
+        threads = counted(machine.threads, "thread")
         return (
-            f"{machine.name}, {machine.threads} threads: {machine.peak_flops_per_s_all / 1e9:.0f} GFLOPS and "
+            f"{machine.name}, {threads}: {machine.peak_flops_per_s_all / 1e9:.0f} GFLOPS and "
             f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s {how}, {machine.peak_flops_per_s / 1e9:.0f} GFLOPS a "
             f"thread; {8 * machine.vector_bytes}-bit vectors, caches {', '.join(f'{size} KiB' for size in caches)}"
         )

@@ -68,7 +68,7 @@ def summarize(
             "search": overheads.search_s,
             "build": overheads.build_s,
             "run": overheads.run_s,
-            "model": overheads.model_s,
+            "cost model": overheads.model_s,
         },
         wall_s=wall_s,
         spent_trials=session.budget.spent_trials,

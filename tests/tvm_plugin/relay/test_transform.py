@@ -14,6 +14,8 @@ from tvm import relax
 from eqtune import relay
 from eqtune.compile.untuned import untuned_executable
 from eqtune.errors import InputError
+from eqtune.machine import detect_target, target_json
+from eqtune.records import RecordDatabase
 from eqtune.relay import transform
 from eqtune.runtime import ModelRunner
 
@@ -315,7 +317,9 @@ def test_auto_schedule_measures_and_applies(tmp_path: Path) -> None:
     weight = RNG.standard_normal((64, 64)).astype("float32")
     mod = relay.from_text(text, {"w": weight})
     scheduled = transform.AutoSchedule(trials=4, work_dir=tmp_path / "work", threads=1, progress=False)(mod)
-    assert (tmp_path / "work" / "records.sqlite").exists()
+    with RecordDatabase(tmp_path / "work" / "records.sqlite") as database:
+        (context,) = database.contexts()
+    assert (context.target, context.threads) == (target_json(detect_target(1)), 1), "what tune_model would find"
     machine = relax.VirtualMachine(tvm.compile(scheduled, "llvm"), tvm.cpu())
     data = RNG.standard_normal((16, 64)).astype("float32")
     actual = machine["main"](tvm.runtime.tensor(data)).numpy()

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...errors import InputError
 from ...gpu_machine import Compiler, describe_gpu, find_compiler, is_gpu
-from ...machine import target_json
+from ...machine import logical_count, target_json
 from ...records.record import NOT_MEASURED
 from ...records.traces import trace_to_json
 from ...search.space import Space, build_space
@@ -126,7 +126,7 @@ class CompileOnlyMeasurer:
         groups = [good[start : start + KERNELS_A_FILE] for start in range(0, len(good), KERNELS_A_FILE)]
         sources = [self._sources(group) for group in groups]
         if self.compiler is not None:
-            with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            with ThreadPoolExecutor(logical_count()) as pool:
                 list(pool.map(self._assemble, groups, sources))
         result = [self._judge(space, candidate) for candidate in candidates]
         self.overheads.build_s += time.monotonic() - started

@@ -10,11 +10,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ...errors import InputError, SetupError
 from ...gpu_machine import describe_gpu, find_compiler, is_gpu, not_run_by_gpu
-from ...machine import allowed_cores, core_count, target_json
+from ...machine import core_count, logical_count, target_json
 from ...runtime import LocalModels
 from ...search.space.gpu.hardware import GpuHardware
 from ..elsewhere.fleet import Fleet
@@ -22,7 +20,7 @@ from ..elsewhere.measurer import ElsewhereMeasurer, FarTrial, references_of_buil
 from ..elsewhere.process_device import ProcessDevice
 from ..pool import START_LIMIT_S, Config, Request, WorkerPool
 from ..scratch import Scratch
-from ..trial import MEMORY_SHARE, SPACE_BUILDER
+from ..trial import SPACE_BUILDER, worker_memory_bytes
 from .worker import CudaWorkerConfig
 
 __all__ = ["CudaMeasurer", "alike_gpus", "gpu_count"]
@@ -108,7 +106,7 @@ class CudaMeasurer(ElsewhereMeasurer):
         if compiler is None or compiler.kind != "nvcc":
             raise SetupError("compiling for CUDA needs nvcc on PATH or in CUDA_HOME; install the CUDA toolkit")
         super().__init__(target, Fleet(START_LIMIT_S, "see `eqtune doctor`"), timeout_s, seed)
-        workers = len(allowed_cores()) if workers is None else workers
+        workers = logical_count() if workers is None else workers
         if not workers > 0:
             raise InputError(f"workers must be positive, got {workers!r}")
         # What candidates are compiled for decides which instructions there are.
@@ -124,7 +122,7 @@ class CudaMeasurer(ElsewhereMeasurer):
                 space_builder=SPACE_BUILDER,
                 seed=seed,
                 references=str(directory),
-                memory_bytes=int(psutil.virtual_memory().total * MEMORY_SHARE),
+                memory_bytes=worker_memory_bytes(),
                 export="so",
             )
         )

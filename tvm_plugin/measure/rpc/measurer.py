@@ -18,8 +18,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ...errors import InputError, SetupError
 from ...gpu_machine import is_gpu
 from ...machine import core_count, describe_machine, is_host, target_json
@@ -31,7 +29,7 @@ from ..elsewhere.measurer import ElsewhereMeasurer, FarTrial, references_of_buil
 from ..elsewhere.process_device import ProcessDevice
 from ..pool import Config, Request, WorkerPool
 from ..scratch import Scratch
-from ..trial import MEMORY_SHARE, SPACE_BUILDER
+from ..trial import SPACE_BUILDER, worker_memory_bytes
 from .tracker import RpcAddress, rpc_status
 from .worker import RpcConfig, lifetime_s
 
@@ -124,7 +122,7 @@ class RpcMeasurer(ElsewhereMeasurer):
                 space_builder=space_builder,
                 seed=seed,
                 references=str(directory),
-                memory_bytes=int(psutil.virtual_memory().total * MEMORY_SHARE),
+                memory_bytes=worker_memory_bytes(),
                 export=self._export,
             )
         )
