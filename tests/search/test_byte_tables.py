@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,11 @@ from eqtune.search.space.hardware import Hardware
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.search.space.memory_bound import memory_bound_sketches
 
-CPUS = {"avx512vbmi": ("znver4", r"vperm[it]2b"), "avx2": ("znver3", "vpshufb")}
-"""By feature: a CPU that has it, and its instruction."""
+CPUS = {
+    "avx512vbmi": ({"mcpu": "x86-64-v4", "mattr": ["+avx512vbmi"]}, r"vperm[it]2b"),
+    "avx2": ({"mcpu": "x86-64-v3"}, "vpshufb"),
+}
+"""By feature: a CPU that has little more, so that whoever has the feature runs its code, and its instruction."""
 
 
 def looked_up(count: int, lanes: int, of: str, result: str, feature: str | None) -> Any:
@@ -43,8 +47,8 @@ def looked_up(count: int, lanes: int, of: str, result: str, feature: str | None)
     return sch.mod["main"]
 
 
-def compiled(function: Any, cpu: str) -> Any:
-    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu})
+def compiled(function: Any, cpu: Mapping[str, Any]) -> Any:
+    target = tvm.target.Target({"kind": "llvm", **cpu})
     module = tvm.IRModule({"main": prepare_for_lowering(function).with_attr("global_symbol", "main")})
     return tvm.compile(module, target)
 
