@@ -291,6 +291,21 @@ def test_what_another_block_transposed_is_transposed_back():
     assert_same_outputs(before, SimplifyShapes()(before))
 
 
+def test_a_cache_of_no_words_is_moved_as_it_is():
+    """Relax takes a 0 among the extents of a reshape for the extent that was there."""
+
+    def network(emit, x):
+        none = emit(op.strided_slice(x, [2], [0], [0]))
+        turned = [emit(op.permute_dims(part, [0, 2, 1, 3])) for part in (none, x)]
+        flat = emit(op.expand_dims(emit(op.squeeze(none, [1])), 2))
+        return emit(op.concat([flat, *turned], 1))
+
+    mod = SimplifyShapes()(function((1, 1, 2, 8), network))
+    data = np.random.default_rng(0).standard_normal((1, 1, 2, 8)).astype("float32")
+    (result,) = ModelRunner(build_executable(lower_to_kernels(mod, TARGET), TARGET))(data)
+    np.testing.assert_array_equal(result, data.transpose(0, 2, 1, 3))
+
+
 def test_what_a_block_of_a_branch_transposed_is_transposed_back():
     @tvm.script.ir_module
     class Branches:

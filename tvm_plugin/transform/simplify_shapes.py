@@ -106,7 +106,7 @@ class _Simplifier(LookupMutator):
             return data
         shape = extents(data.ty)
         moving = [axis for axis in order if shape[axis] != 1]
-        if moving == sorted(moving):
+        if moving == sorted(moving) and 0 not in shape:
             return self._reshape(self.builder_.normalize(relax.op.reshape(data, call.ty.shape)))
         return relax.op.permute_dims(data, order)
 
@@ -122,7 +122,9 @@ class _Simplifier(LookupMutator):
         turned = self._turned(inner, extents(call.ty))
         if turned is not None:
             return turned
-        return call if data.same_as(call.args[0]) else relax.op.reshape(data, call.ty.shape)
+        # Relax takes 0 for the extent that was there.
+        is_given = data.same_as(call.args[0]) or 0 in extents(call.ty)
+        return call if is_given else relax.op.reshape(data, call.ty.shape)
 
     def _turned(self, permuted: Any, shape: list[int]) -> Any:
         """What an operand's rows and columns were exchanged of, before its other axes took the shape that they had."""
