@@ -433,7 +433,7 @@ def _operand_read(schedule: Any, product: str) -> _RightOperand:
     for load in loads:
         steps, columns = axis_of(load, step), axis_of(load, column)
         if steps is not None and columns is not None:
-            read = [region.source.name for region in block.reads].index(load.source.name)
+            read = next(place for place, region in enumerate(block.reads) if region.source.same_as(load.source))
             rank = len(load.indices)
             return _RightOperand(read, rank, steps, columns, columns != rank - 1, str(column.ty.dtype))
     raise ScheduleError(f"no operand of {product} is read along its columns")

@@ -36,6 +36,7 @@ from .memory_bound.rolling_sums import roll_windows
 from .memory_bound.tails import overlap_tails
 from .memory_bound.transpose_tiles import transpose_in_registers
 from .memory_bound.vector_math import vectorizable_math
+from .partitions import keep_within_loops
 from .rounding import round_in_vectors
 
 __all__ = [
@@ -208,6 +209,14 @@ CPU_STEPS = (
             overlap_tails: "products with a condition are refused",
             sums_on_stack: "whether loops around carry sums is asked of the blocks",
             skip_padding: "rows of an image are found in blocks",
+        },
+    ),
+    Step(
+        keep_within_loops,
+        "loops marked PARTITION that TVM splits within their ends",
+        {
+            skip_padding: "its loops end where a condition on those around says",
+            spread_groups: "conditions are those of vectors that are written out",
         },
     ),
     *_LAST_STEPS,

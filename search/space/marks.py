@@ -389,8 +389,8 @@ MARKS = (
         "in which a condition changes",
         "1",
         ("nest",),
-        (TVM,),
-        "parts, of which the bulk has no condition; `narrow_indices` keeps the mark alive",
+        ("keep_within_loops", TVM),
+        "parts, of which the bulk has no condition; whole where TVM would split beyond its ends",
     ),
 )
 """Every annotation that sketches set. A test compares the rows with the code."""

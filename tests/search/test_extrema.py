@@ -85,6 +85,24 @@ def test_a_mask_of_the_lowest_number_stays_finite() -> None:
     np.testing.assert_allclose(ModelRunner(built)(rows)[0], np.full_like(rows, 1 / 16), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("dtype", "reduce"), [("float32", "max"), ("float32", "min"), ("float16", "max")])
+def test_padding_by_the_lowest_number_stays_finite(dtype: str, reduce: str) -> None:
+    """Rows of nothing else have it for their largest element, and so do those of minus infinity that end with it."""
+    limit = float(np.finfo(dtype).min if reduce == "max" else np.finfo(dtype).max)
+    rows = np.random.default_rng(0).standard_normal((3, 16)).astype(dtype)
+    rows[1] = np.inf * limit
+
+    def padded(x: Any) -> Any:
+        return getattr(op, reduce)(op.nn.pad(x, [0, 1, 0, 2], pad_value=limit), -1)
+
+    want = getattr(np.pad(rows, [(0, 1), (0, 2)], constant_values=limit), reduce)(-1)
+    mod, target = model(rows, padded), detect_target()
+    with target:
+        kernels = ApplyTuned(estimate=True)(LowerToKernels()(mod))
+    for built in (untuned_executable(mod, target), build_scheduled(kernels, target)):
+        np.testing.assert_array_equal(ModelRunner(built)(rows)[0], want)
+
+
 def test_sums_and_maxima_of_integers_stay() -> None:
     target = detect_target()
     for operator, dtype in ((op.sum, "float32"), (op.max, "int32")):

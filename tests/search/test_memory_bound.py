@@ -547,6 +547,16 @@ def test_quotients_that_are_rounded_stay_quotients(rounded: Any, expected: Any) 
         np.testing.assert_array_equal(result, expected(x / of_rows))
 
 
+def test_quotients_of_what_a_kernel_is_given_are_exact() -> None:
+    """Another kernel may round them."""
+    of_rows = np.arange(1, 65, dtype="float32").reshape(64, 1)
+    x = of_rows * np.arange(1, 33, dtype="float32")
+    mod = kernel(emit(op.divide), [(64, 32), (64, 1)])
+    space = build_space(mod, HARDWARE)
+    for result in run_points(mod, space, legal_points(space, 4, 0), [x, of_rows]):
+        np.testing.assert_array_equal(result, x / of_rows)
+
+
 def test_a_sum_that_names_itself_last_stays_a_loop() -> None:
     """What lies along the lanes is what is added, and not the sum: somebody may write it the other way round."""
     mod = kernel(emit(op.nn.adaptive_avg_pool2d, (1, 1)), [(1, 33, 7, 7)])

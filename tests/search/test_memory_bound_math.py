@@ -86,6 +86,15 @@ def test_infinities_and_nan() -> None:
             np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-37)
 
 
+def test_a_fourth_root_of_minus_zero_is_zero() -> None:
+    """As that of libm and of PyTorch, whose reciprocal is not minus infinity."""
+    zeros = np.resize(np.array([0.0, -0.0], np.float32), 16)
+    for exponent, expected in ((0.25, 0.0), (0.75, 0.0), (-0.25, np.inf), (-0.75, np.inf)):
+        got, _ = evaluate(lambda x, power=exponent: tirx.power(x, power), zeros)
+        np.testing.assert_array_equal(got, expected)
+        assert not np.signbit(got).any()
+
+
 @pytest.mark.parametrize("name", ["exp", "tanh", "sigmoid", "erf", "log", "exp below zero"])
 def test_nan_stays_nan_whatever_its_bits(name: str) -> None:
     """GPUs write 0x7FFFFFFF, and what is added to its exponent overflows into a number."""

@@ -11,13 +11,20 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tvm import relax, s_tir
+from tvm import relax, s_tir, te
 from tvm.script import tirx as T
 from tvm.tirx import ForKind
 
 from eqtune.records.traces import replay, trace_to_json
 from eqtune.search.space import Decision, Hardware, Space, build_space
-from eqtune.search.space.contraction.copies import PAD_AT_OUTER, PAD_AT_ROOT, PAD_INLINE
+from eqtune.search.space.contraction.copies import (
+    AHEAD,
+    AT_CHUNK,
+    AT_ROOT,
+    PAD_AT_OUTER,
+    PAD_AT_ROOT,
+    PAD_INLINE,
+)
 from eqtune.search.space.contraction.tile_counts import tiles
 from eqtune.search.space.expressions import is_conditional
 from eqtune.search.space.features import FEATURES
@@ -567,6 +574,26 @@ def test_copies_that_may_lie_beside_the_image_are_not_partitioned() -> None:
             break
     assert chosen.keys() == {1, 2}
     check(mod, space, list(chosen.values()), 1e-4)
+
+
+@pytest.mark.parametrize("pack", [AHEAD, AT_CHUNK, AT_ROOT])
+def test_parameters_of_one_name_are_told_apart(pack: int) -> None:
+    """As where a model's input has the name that TVM gives to a constant: the input would be packed ahead of time."""
+    x, w = (te.placeholder(shape, name="B") for shape in ((24, 40), (40, 64)))
+    k = te.reduce_axis((0, 40), "k")
+    product = te.compute((24, 64), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k), name="product")
+    main = te.create_prim_func([x, w, product])
+    mod = tvm.IRModule({"main": main.with_attr("layout_free_buffers", [1]) if pack == AHEAD else main})
+    space = build_space(mod, HARDWARE)
+    decisions = [space.decision(point) for point in random_points(space, 2000)]
+    decision = next(d for d in decisions if d.values.get("pack") == pack)
+    sch = space.apply(decision)
+    params = sch.mod["main"].params
+    reads = [sch.get(block).reads for block in sch.get_child_blocks(sch.get_sblock("root"))]
+    copied = [of_block[0].source for of_block in reads if len(of_block) == 1]
+    assert any(source.same_as(params[1]) for source in copied) or pack == AT_CHUNK
+    assert not any(source.same_as(params[0]) for source in copied)
+    check(mod, space, [decision], 1e-4)
 
 
 SPLIT = (

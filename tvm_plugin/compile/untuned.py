@@ -13,6 +13,7 @@ from ..schedules.plain import with_plain_schedules
 from ..search.space.lowering import as_written
 from ..tasks.choices import write_choices
 from ..tasks.norms import legalize_norms
+from ..tasks.pad import write_pads_by_limits
 from ..tasks.stacks import MOST, write_stacks_as_copies
 from ..transform.fold_weights import FoldWeights
 from . import side_by_side
@@ -39,6 +40,7 @@ def untuned_module(mod: ir.IRModule, target: Any, plain: bool = False) -> ir.IRM
     """
     if not is_gpu(target):
         mod = write_stacks_as_copies(write_choices(mod, thread_count(target)), MOST + 1)
+    mod = write_pads_by_limits(mod)
     if plain:
         with target:
             mod = legalize_norms(mod, "float64")

@@ -37,6 +37,7 @@ from .half_precision import with_float32_arithmetic, with_functions_that_gpus_ha
 from .legalize import legalize_ops
 from .neighbours import scatter_what_is_gathered
 from .norms import legalize_norms
+from .pad import write_pads_by_limits
 from .permuted_products import legalize_permuted_products
 from .repeated_channels import repeat_channels
 from .routines import write_routines
@@ -93,7 +94,7 @@ def lower_to_kernels(mod: ir.IRModule, target: Any, concat_in_place: bool = True
             mod = legalize_norms(with_norms_of_bfloat16(with_functions_that_gpus_have(mod)))
         mod = with_norms_of_doubles(with_norms_of_bfloat16(mod))  # those that are left
         mod = legalize_permuted_products(mod, activations=on_cpu)
-        mod = with_plain_sizes(mod)
+        mod = with_plain_sizes(write_pads_by_limits(mod))
         mod = transform.Sequential(
             [
                 *library_dispatch_passes(target),

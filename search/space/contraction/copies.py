@@ -123,9 +123,13 @@ def split_lanes(sch: Any, loop: Any, lanes: int, extent: int | None = None) -> A
 
 
 def read_of(sch: Any, block: Any, plan: Plan, access: Access) -> int:
-    """Which of the block's reads an access is."""
-    names = [str(read.source.name) for read in sch.get(block).reads]
-    return names.index(plan.kernel.buffers[access.buffer])
+    """Which of the block's reads an access is. Parameters may have equal names: those of a model's variables."""
+    parameters = [parameter for parameter in sch.mod["main"].params if hasattr(parameter.ty, "shape")]
+    reads = [read.source for read in sch.get(block).reads]
+    if access.buffer < len(parameters):
+        return next(place for place, source in enumerate(reads) if source.same_as(parameters[access.buffer]))
+    own = ["" if source in parameters else str(source.name) for source in reads]
+    return own.index(plan.kernel.buffers[access.buffer])
 
 
 def zero_of(dtype: str) -> float | int:

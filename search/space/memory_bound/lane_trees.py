@@ -9,8 +9,9 @@ A schedule marks the loop over the lanes of a partial result LANE_TREE. One afte
 
 Of a longer loop whole vectors are added first, and what is left of it one by one.
 
-A division by something that all vectors of a row share becomes one reciprocal and multiplications, which LLVM may not
-do by itself: the last bit can differ. Kernels that round or compare quotients keep them: floor(49 * (1 / 49)) is 0.
+A division by something that is computed before, and that all vectors of a row share, becomes one reciprocal and
+multiplications, which LLVM may not do by itself: the last bit can differ. Kernels that round or compare quotients keep
+them, since floor(49 * (1 / 49)) is 0, and so do those that divide by what they are given: others may round the result.
 
     for j in vectorized(16):                  for j in vectorized(16):
         y[i, j] = e[i, j] / total[i]      ->      y[i, j] = e[i, j] * (1 / total[i])
@@ -50,11 +51,12 @@ def reduce_lanes_as_trees(func: Any) -> Any:
 def multiply_by_reciprocals(func: Any) -> Any:
     """In vectorised loops, `x / d` becomes `x * (1 / d)` where all lanes share d, or d is a product of integers.
 
-    Not where a last bit could make a difference of 1. Reciprocals of less than 2^-128 are infinite: to scale such
-    divisors would cost rows of softmax 5 to 10 %.
+    Not where a last bit could make a difference of 1, nor where d is made of arguments of the kernel. Reciprocals of
+    less than 2^-128 are infinite: to scale such divisors would cost rows of softmax 5 to 10 %.
     """
     if not nodes_of(func.body, tirx.Div) or _rounds_quotients(func.body):
         return func
+    given = set(func.params)
 
     def vector_loop(loop: Any) -> Any:
         if loop.kind != tirx.ForKind.VECTORIZED:
@@ -70,13 +72,10 @@ def multiply_by_reciprocals(func: Any) -> Any:
             divisor = division.b
             if str(divisor.ty.dtype) != "float32":
                 return division
-            if not uses(divisor, *varying) and nodes_of(divisor, TensorLoad):
+            loads = nodes_of(divisor, TensorLoad)
+            if not uses(divisor, *varying) and any(load.source not in given for load in loads):
                 return division.a * _reciprocal(divisor)
-            if (
-                isinstance(divisor, tirx.Cast)
-                and isinstance(divisor.value, tirx.Mul)
-                and not nodes_of(divisor, TensorLoad)
-            ):
+            if isinstance(divisor, tirx.Cast) and isinstance(divisor.value, tirx.Mul) and not loads:
                 across, along = divisor.value.a, divisor.value.b  # elements of a window at the border: rows x columns
                 return division.a * (_reciprocal(across) * _reciprocal(along))
             return division

@@ -227,7 +227,7 @@ def _log(x: Any) -> Any:
 def _pow(x: Any, exponent: Any) -> Any | None:
     """Products and roots for a constant exponent: whole up to 4, a half, quarters below 1, or one of these below zero.
 
-    As PyTorch takes them, a root of minus infinity is no number, and that of minus zero has its sign.
+    As PyTorch takes them, a root of minus infinity is no number, and a square root of minus zero has its sign.
     """
     value = float(exponent.value) if isinstance(exponent, tirx.FloatImm) else math.nan
     if abs(value) in _ROOTS:
@@ -268,7 +268,7 @@ def _sinh(x: Any, dtype: str) -> Any:
 _HYPERBOLIC: dict[str, Callable[[Any, str], Any]] = {"tirx.sinh": _sinh, "tirx.cosh": _cosh}
 
 _ROOTS: dict[float, Callable[[Any], Any]] = {
-    0.25: lambda x: tirx.sqrt(tirx.sqrt(x)),
+    0.25: lambda x: tirx.sqrt(tirx.abs(tirx.sqrt(x))),
     0.5: tirx.sqrt,
     0.75: lambda x: _let(tirx.sqrt(x), lambda root: root * tirx.sqrt(root)),
 }
