@@ -44,18 +44,19 @@ def run(kernel: Any, *inputs: np.ndarray[Any, Any], shape: tuple[int, ...]) -> A
 
 
 def test_a_condition_of_two_axes_that_holds_from_behind_the_row() -> None:
-    """Of the first row, TVM would compute 20 elements of 8, with what lies behind the last axis's operand."""
-    a, b, z = (te.placeholder((n,), name=name) for n, name in ((20, "a"), (12, "b"), (8, "z")))
+    """Of the first row, TVM would compute 160 elements of 64, with what lies behind the last operand."""
+    a, b, z = (te.placeholder((n,), name=name) for n, name in ((160, "a"), (96, "b"), (64, "z")))
 
     def joined(i: Any, j: Any) -> Any:
-        return tirx.if_then_else(i * 8 + j >= 20, b[i * 8 + j - 20], a[i * 8 + j]) + z[j]
+        place = i * 64 + j
+        return tirx.if_then_else(place >= 160, b[place - 160], a[place]) + z[j]
 
-    mod = tvm.IRModule({"main": te.create_prim_func([a, b, z, te.compute((4, 8), joined, name="y")])})
+    mod = tvm.IRModule({"main": te.create_prim_func([a, b, z, te.compute((4, 64), joined, name="y")])})
     kernel = compiled(scheduled(mod, "elementwise", partition=1))
-    assert stays_inside(kernel, [(20,), (12,), (8,), (4, 8)])
-    parts = [np.arange(n, dtype="float32") for n in (20, 12, 8)]
-    want = np.concatenate(parts[:2]).reshape(4, 8) + parts[2]
-    np.testing.assert_array_equal(run(kernel, *parts, shape=(4, 8)), want)
+    assert stays_inside(kernel, [(160,), (96,), (64,), (4, 64)])
+    parts = [np.arange(n, dtype="float32") for n in (160, 96, 64)]
+    want = np.concatenate(parts[:2]).reshape(4, 64) + parts[2]
+    np.testing.assert_array_equal(run(kernel, *parts, shape=(4, 64)), want)
 
 
 def pool(padding: int) -> Any:

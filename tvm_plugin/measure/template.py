@@ -134,7 +134,7 @@ class Template:
         except EOFError:
             self._lost = self._process.autopsy()["detail"]
         except TimeoutError:
-            self._lost = "it hangs"
+            self._lost = "it hangs, or the machine is busy with something else"
         self._process.end()
         raise ParentLost(self._lost)
 
