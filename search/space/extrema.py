@@ -4,9 +4,9 @@
     for k: m = max(m, x[k])          ->   for k: m = max(m, x[k])
 
 TVM's maximum of nothing but -inf is -3.4e38, and its position -1, an index outside of the row, as it is of bytes that
-are all zero; it pads windows with -3.4e38, too. Positions begin with the largest integer, so that the first of equal
-elements is found. Of rows with NaN the position stays any in the row: to look for NaN takes 2.5 times as long, and TVM
-simplifies `x != x` to False.
+are all zero; it pads windows with -3.4e38, too. What a model pads with that number keeps it (tasks/pad.py). Positions
+begin with the largest integer, so that the first of equal elements is found. Of rows with NaN the position stays any in
+the row: to look for NaN takes 2.5 times as long, and TVM simplifies `x != x` to False.
 """
 
 from __future__ import annotations

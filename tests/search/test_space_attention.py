@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from tvm.ir.expr import TensorLoad
+from tvm.tirx import BufferStore
 
 from eqtune.search.space import Hardware, build_space
+from eqtune.search.space.expressions import nodes_of
 from eqtune.search.space.lowering import prepare_for_lowering
 from eqtune.tasks import extract_tasks, lower_to_kernels
 
@@ -194,6 +197,28 @@ def test_candidates_compute_attention(case: str, registers: tuple[int, int]) -> 
         given = [*inputs.values(), *([np.pad(CAUSAL, [(0, 3), (0, 10)])] if "causal" in case else [])]
         library["main"](*(tvm.runtime.tensor(value) for value in given), result)
         np.testing.assert_allclose(result.numpy(), expected, atol=3e-6 * np.abs(expected).max())
+
+
+def test_operands_of_one_name_are_told_apart() -> None:
+    """Names are those of a model's variables: what is copied in panels are keys and values, and not the query."""
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var("x", relax.TensorType(shape, "float32")) for shape in short().values()]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            q, k, v = inputs
+            weights = builder.emit(op.nn.softmax(builder.emit(op.matmul(q, k))))
+            result = builder.emit_output(op.matmul(weights, v))
+        builder.emit_func_output(result)
+    (task,) = extract_tasks(lower_to_kernels(builder.get(), AVX2))
+    (sketch,) = build_space(task.mod, Hardware()).sketches
+    choices = np.stack([np.random.default_rng(0).choice(knob.values, 4000) for knob in sketch.knobs], -1)
+    row = next(row for row in choices[sketch.legal(choices)] if (row[-2:] == 2).all())
+    main = sketch.apply({knob.name: int(v) for knob, v in zip(sketch.knobs, row, strict=True)}).mod["main"]
+    query, keys, values, _ = main.params
+    assert {str(parameter.name) for parameter in (query, keys, values)} == {"x"}
+    copied = {s.value.source for s in nodes_of(main.body, BufferStore) if isinstance(s.value, TensorLoad)}
+    assert {keys, values} <= copied
+    assert query not in copied
 
 
 def test_short_rows_short_sums_and_what_would_be_filled_up_too_far_stay_three_kernels() -> None:
