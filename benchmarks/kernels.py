@@ -53,6 +53,7 @@ from benchmarks.dot_suites import DotCase
 from benchmarks.output import report
 from benchmarks.peers.timing import PeerError, alternating, in_own_process
 from benchmarks.suites import Case, named, suite
+from eqtune.errors import InputError
 
 PEERS = ("onednn", "onnxruntime", "metaschedule")
 
@@ -225,7 +226,12 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown peers {sorted(unknown)}; there are {list(PEERS)}")
     wanted = args.kernels.split(",") if args.kernels else [""]
-    cases = [case for case in suite(args.suite) if any(part in case.name for part in wanted)]
+    try:
+        cases = [case for case in suite(args.suite) if any(part in case.name for part in wanted)]
+    except InputError as error:
+        parser.error(f"{error}; --kernels takes names of kernels")
+    if not cases:
+        parser.error(f"no kernel of the suite {args.suite!r} has one of {wanted} in its name")
     report((measure(case, int(n), args) for n in args.threads.split(",") for case in cases), args.json)
 
 

@@ -34,6 +34,20 @@ def test_eqtune_and_onnx_runtime_get_the_same_kernel(case: Case) -> None:
     np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--suite", "matmul_512"], "--kernels takes names"),
+        (["--kernels", "no such"], "no kernel of the suite 'matmul'"),
+    ],
+)
+def test_a_suite_or_kernel_that_is_not_there_is_said_in_a_line(monkeypatch, capsys, arguments, message) -> None:
+    monkeypatch.setattr("sys.argv", ["kernels", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        kernels.main()
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_functions_have_an_arithmetic_limit_and_copies_none() -> None:
     by_name = {case.name: case for case in CASES}
     assert by_name["relu_1x256x56x56"].arithmetic_s(1e11) == 0.0

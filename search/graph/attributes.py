@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from ..space.access import dtype_bytes
+
 __all__ = [
     "BINARY_KINDS",
-    "DTYPE_BYTES",
     "REDUCE_KINDS",
     "UNARY_KINDS",
     "Axis",
@@ -27,8 +28,6 @@ __all__ = [
     "WinogradData",
     "WinogradResult",
 ]
-
-DTYPE_BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 
 UNARY_KINDS = (
     "abs", "ceil", "cos", "erf", "exp", "floor", "gelu", "gelu_tanh", "log", "negative", "relu", "rsqrt", "sigmoid",
@@ -57,7 +56,7 @@ class TensorType:
     @property
     def size_bytes(self) -> int:
         """Bytes of the elements."""
-        return self.elements * DTYPE_BYTES.get(self.dtype, 4)
+        return self.elements * dtype_bytes(self.dtype)
 
 
 @dataclass(frozen=True)

@@ -439,3 +439,10 @@ def test_a_reshape_that_relax_would_read_otherwise_has_no_type() -> None:
     assert infer("reshape", Shape((0, 2, 3)), TensorType((0, 6))) == TensorType((0, 2, 3))
     with pytest.raises(NotTypeable, match="0 for the extent that was there"):
         infer("reshape", Shape((6, 0)), TensorType((0, 6)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("bool", 1), ("uint16", 2), ("bfloat16", 2), ("float32", 4), ("uint64", 8)]
+)
+def test_traffic_is_counted_in_bytes_of_the_dtype(dtype: str, size: int) -> None:
+    assert TensorType((3, 5), dtype).size_bytes == 15 * size

@@ -13,6 +13,7 @@ import pytest
 from eqtune import _compat, cgroup, gpu_machine, machine
 from eqtune.cli import doctor
 from eqtune.errors import SetupError
+from eqtune.measure.peaks import BUSY_START_S
 from eqtune.search.space.hardware import Hardware
 
 
@@ -42,7 +43,7 @@ def test_what_limits_the_threads_is_told(monkeypatch):
     assert finding.detail == "1 unless told otherwise, of 64 logical cores and a CPU quota of 1.5; 2 GiB of memory"
 
 
-@pytest.mark.parametrize(("overhead_s", "told"), [(5e-6, False), (18e-3, True)])
+@pytest.mark.parametrize(("overhead_s", "told"), [(5e-6, False), (BUSY_START_S, True)])
 def test_a_busy_machine_is_told(monkeypatch, overhead_s, told):
     hardware = Hardware(parallel_overhead_s=overhead_s)
     monkeypatch.setattr(machine, "describe_machine", lambda: hardware)

@@ -20,7 +20,7 @@ import eqtune
 from eqtune.compile.untuned import untuned_executable, untuned_module
 from eqtune.frontends.imported import imported_model
 from eqtune.machine import detect_target
-from eqtune.measure import LocalMeasurer, peaks
+from eqtune.measure import LocalMeasurer
 from eqtune.records import RecordDatabase
 from eqtune.report.table import closing_lines
 from eqtune.runtime import LocalModels, ModelRunner
@@ -176,15 +176,6 @@ def test_what_runs_quickly_is_run_and_timed(tmp_path: Path, monkeypatch: pytest.
     built = spy_on_untuned(monkeypatch)
     assert not tune(tmp_path).summary.plain_baseline
     assert built == [False]
-
-
-def test_a_peak_that_a_busy_neighbour_halved_is_not_believed() -> None:
-    assert peaks._peak_of_all(100e9, 98e9, 1) == 100e9
-    cores = peaks.core_count()
-    assert peaks._peak_of_all(100e9, 100e9 * cores, cores) == 100e9 * cores
-    assert peaks._peak_of_all(100e9, 51e9 * cores, cores) == 100e9 * cores
-    assert peaks._peak_of_all(100e9, 80e9 * cores, cores) == max(100e9, 80e9 * cores)
-    assert peaks._peak_of_all(100e9, 100e9 * cores, 2 * cores) == 100e9 * cores  # hardware threads share cores
 
 
 def test_what_onnx_runtime_cannot_run_is_refused_before_it_is_tuned(

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ..errors import EqtuneError
+from ..measure.peaks import BUSY_START_S
 from ..report.units import binary, counted
 
 __all__ = ["Finding", "add_parser", "examine", "run"]
@@ -31,9 +32,6 @@ EXTRAS = {
 }
 """Package, which is also its module, to (extra of eqtune that installs it, what it is for)."""
 
-
-BUSY_S = 1e-3
-"""Starting a parallel region takes some microseconds, unless a core is busy or a container has used up its quota."""
 
 BUSY = "something else keeps the cores busy: tune when it has ended, or candidates are timed wrongly"
 
@@ -163,7 +161,7 @@ def _machine() -> Iterator[Finding]:
         f"{machine.peak_flops_per_s / 1e9:.0f} GFLOP/s on one thread, {machine.peak_flops_per_s_all / 1e9:.0f} on all; "
         f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s from memory, {machine.cache_bandwidth_bytes_per_s / 1e9:.0f} "
         f"from L2; {machine.parallel_overhead_s * 1e6:.1f} us to start a parallel region{tiles}",
-        BUSY if machine.parallel_overhead_s > BUSY_S else "",
+        BUSY if machine.parallel_overhead_s >= BUSY_START_S else "",
     )
 
 

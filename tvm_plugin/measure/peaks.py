@@ -34,6 +34,10 @@ PATIENCE_S = 4.0
 ALL_CORES_CLOCK = 0.65
 """All cores under load keep at least this share of one core's clock. A slower figure is somebody else's doing."""
 
+BUSY_START_S = 1e-4
+"""Starting a parallel region takes microseconds. Where it takes longer than this, a thread waits for a core that
+somebody else has, or a container has used up its quota: no reason to plan kernels for one thread."""
+
 LIMIT_S = 120.0
 
 
@@ -99,7 +103,7 @@ def _ask(question: str, threads: int, limit_s: float) -> dict[str, float]:
     return speeds
 
 
-def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
+def _measure(target: Any, hardware: Hardware, cores: int) -> dict[str, float]:
     import tvm
 
     from .peak_kernels import CHAINS, STEPS, TILE_STEPS, arguments_of, copy, fma, tiles, touch
@@ -127,16 +131,17 @@ def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
         "fma_all": 2,
         "copy_memory": 1,
         "copy_cached": 100,
-        "parallel": 200,
-        "serial": 200,
+        "parallel": 20,
+        "serial": 20,
         "tiles": 2,
     }
+    repeats = {"parallel": 10, "serial": 10}  # of 100 us: between two turns of another process
     arguments = {name: arguments_of(function) for name, function in functions.items()}
     seconds = dict.fromkeys(functions, float("inf"))
     started = time.monotonic()
     for number_of_rounds in range(1, PATIENCE * ROUNDS + 1):
         for name in functions:
-            timer = module.time_evaluator(name, tvm.cpu(), number=calls[name], repeat=1)
+            timer = module.time_evaluator(name, tvm.cpu(), number=calls[name], repeat=repeats.get(name, 1))
             seconds[name] = min(seconds[name], *timer(*arguments[name]).results)
         if time.monotonic() - started > PATIENCE_S:
             break
@@ -147,24 +152,29 @@ def _measure(target: Any, hardware: Hardware) -> dict[str, float]:
     one = flops / seconds["fma_one"]
     return {
         "peak_flops_per_s": one,
-        "peak_flops_per_s_all": _peak_of_all(one, flops * threads / seconds["fma_all"], threads),
+        "peak_flops_per_s_all": _peak_of_all(one, flops * threads / seconds["fma_all"], threads, cores),
         "bandwidth_bytes_per_s": 8.0 * threads * large * lanes / seconds["copy_memory"],
         "cache_bandwidth_bytes_per_s": 8.0 * small * lanes / seconds["copy_cached"],
-        "parallel_overhead_s": max(0.0, seconds["parallel"] - seconds["serial"]),
+        "parallel_overhead_s": _overhead(seconds),
         "half_vector_rate": min(2.0, max(1.0, seconds["fma_one"] / seconds["fma_half"])),
         "tile_flops_per_s": TILE_STEPS * 4 * 2.0 * 16 * 16 * 32 / seconds["tiles"] if has_tiles else 0.0,
     }
 
 
-def _peak_of_all(one: float, measured: float, threads: int) -> float:
+def _peak_of_all(one: float, measured: float, threads: int, cores: int) -> float:
     """FLOP/s of all threads, of those of one and what was measured, perhaps beside a busy neighbour.
 
     A peak that is too low ends the search at half speed, one that is too high only lets it go on. Hardware threads
     that share a core are believed: together they may be no faster than one.
     """
-    if threads <= core_count() and measured < ALL_CORES_CLOCK * threads * one:
+    if threads <= cores and measured < ALL_CORES_CLOCK * threads * one:
         return threads * one
     return max(one, measured)
+
+
+def _overhead(seconds: Mapping[str, float]) -> float:
+    """Seconds of starting a parallel region."""
+    return min(BUSY_START_S, max(0.0, seconds["parallel"] - seconds["serial"]))
 
 
 def main() -> None:
@@ -173,8 +183,9 @@ def main() -> None:
     import tvm
 
     question = json.loads(sys.stdin.read())
+    cores = core_count()  # of those that this process may use before it is bound to one
     with on_first_core():
-        speeds = _measure(tvm.target.Target(question["target"]), Hardware.from_json(question["hardware"]))
+        speeds = _measure(tvm.target.Target(question["target"]), Hardware.from_json(question["hardware"]), cores)
     print(json.dumps(speeds))
 
 
