@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,15 +10,13 @@ from typing import Any
 
 from ...errors import InputError, SetupError
 from ...gpu_machine import describe_gpu, find_compiler, is_gpu, not_run_by_gpu
-from ...machine import core_count, logical_count, target_json
+from ...machine import core_count, logical_count
 from ...runtime import LocalModels
 from ...search.space.gpu.hardware import GpuHardware
+from ..elsewhere.built_here import BuiltHereMeasurer
 from ..elsewhere.fleet import Fleet
-from ..elsewhere.measurer import ElsewhereMeasurer, FarTrial, references_of_builders
 from ..elsewhere.process_device import ProcessDevice
-from ..pool import START_LIMIT_S, Config, Request, WorkerPool
-from ..scratch import Scratch
-from ..trial import SPACE_BUILDER, worker_memory_bytes
+from ..pool import START_LIMIT_S
 from .worker import CudaWorkerConfig
 
 __all__ = ["CudaMeasurer", "alike_gpus", "gpu_count"]
@@ -47,7 +43,7 @@ def alike_gpus() -> list[int]:
     return [index for index, name in enumerate(names) if name == names[0]]
 
 
-class CudaMeasurer(ElsewhereMeasurer):
+class CudaMeasurer(BuiltHereMeasurer):
     """A `Measurer` for NVIDIA GPUs; also a context manager.
 
     A kernel is timed with CUDA events. One that faults or hangs costs its process, which is replaced by one with a new
@@ -111,45 +107,21 @@ class CudaMeasurer(ElsewhereMeasurer):
             raise InputError(f"workers must be positive, got {workers!r}")
         # What candidates are compiled for decides which instructions there are.
         self.hardware = replace(hardware or describe_gpu(target), arch=str(target.attrs["arch"]))
-        self._directory = Scratch("cuda")
+        self._start_builders("cuda", workers, self.hardware, seed, "so", command=BUILDER)
         directory = Path(self._directory.name)
-        self._pool = WorkerPool(workers, 1, directory, self._workloads, BUILDER)
-        self._close = weakref.finalize(self, _close, self._fleet, self._pool, self._directory)
-        self._pool.configure(
-            Config(
-                target=json.loads(target_json(target)),
-                hardware=self.hardware.to_json(),
-                space_builder=SPACE_BUILDER,
-                seed=seed,
-                references=str(directory),
-                memory_bytes=worker_memory_bytes(),
-                export="so",
-            )
-        )
         flush_bytes = self.hardware.l2_bytes * 2 if flush_l2 else 0
         for index in chosen:
             config = CudaWorkerConfig(index, str(directory), seed, flush_bytes)
             self._fleet.add(_GpuDevice(runner, asdict(config), directory / f"gpu-{index}.log"))
         try:
-            found: list[dict[str, Any]] = []
-            self._fleet.run([[0]], lambda _: {"op": "describe"}, lambda _, answer: found.append(answer))
+            described = self._ask_first({"op": "describe"})
         except BaseException:
             self.close()
             raise
         self._first = chosen[0]
         # Times with cold caches are other times: their records never pass for those of warm ones.
-        device = found[0]["device"] + (" with L2 flushed" if flush_l2 else "")
+        device = described["device"] + (" with L2 flushed" if flush_l2 else "")
         self._device = {"device": device, "threads": self.hardware.multiprocessors}
-
-    def __enter__(self) -> CudaMeasurer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop all processes. May be repeated."""
-        self._close()
 
     @property
     def models(self) -> LocalModels:
@@ -158,38 +130,9 @@ class CudaMeasurer(ElsewhereMeasurer):
 
         return LocalModels(core_count(), tvm.cuda(self._first))
 
-    @property
-    def _builders(self) -> int:
-        return len(self._pool)
-
-    def _build_all(self, chunks: Sequence[Sequence[FarTrial]], limit_s: float) -> list[dict[str, Any]]:
-        return self._pool.answers(
-            [
-                Request(
-                    {"op": "build", "batch": self._batch, "candidates": [trial.spec for trial in chunk]},
-                    limit_s,
-                    tuple({trial.task for trial in chunk}),
-                )
-                for chunk in chunks
-            ]
-        )
-
-    def _refresh(self) -> None:
-        for library in Path(self._directory.name).glob("*.so"):
-            library.unlink()
-
-    def _make_references(self, hashes: Sequence[str], limit_s: float) -> list[dict[str, Any]]:
-        return references_of_builders(self._pool, hashes, limit_s)
-
 
 class _GpuDevice(ProcessDevice):
     """One GPU. A `Device`."""
 
     def run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         return self.ask({"op": "run", **request}, float(request.get("limit_s", START_LIMIT_S)))
-
-
-def _close(fleet: Fleet, pool: WorkerPool, directory: Scratch) -> None:
-    fleet.close()
-    pool.close()
-    directory.cleanup()

@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from ...errors import InputError
 from ...gpu_machine import is_gpu
@@ -17,7 +17,6 @@ from ...records.workload import serialize_workload
 from ...tasks.task import Task
 from ..arguments import Interface
 from ..base import Measurement, Overheads, Price
-from ..pool import Request, WorkerPool
 from ..timing import BASELINE, LONG, QUICK, Effort
 from ..trial import (
     BASELINE_LIMIT_FACTOR,
@@ -35,7 +34,7 @@ from ..trial import (
 from .exported import interface_fields
 from .fleet import Fleet
 
-__all__ = ["ElsewhereMeasurer", "FarTrial", "references_of_builders"]
+__all__ = ["ElsewhereMeasurer", "FarTrial"]
 
 LOGGER = logging.getLogger(__name__)
 
@@ -87,6 +86,7 @@ class ElsewhereMeasurer(ABC):
         self.plain_baselines = False
         self.baseline_failures: dict[str, str] = {}
         self._fleet = fleet
+        self._close: Callable[[], object] = fleet.close
         self._timeout_s = timeout_s
         self._batch = 0
         self._device: dict[str, Any] = {}
@@ -102,9 +102,15 @@ class ElsewhereMeasurer(ABC):
         """How often a device was lost with something on it."""
         return self._fleet.losses
 
-    @abstractmethod
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """Let go of all devices. May be repeated."""
+        """Let go of all devices, and stop what builds. May be repeated."""
+        self._close()
 
     @abstractmethod
     def _build_all(self, chunks: Sequence[Sequence[FarTrial]], limit_s: float) -> list[dict[str, Any]]:
@@ -336,6 +342,12 @@ class ElsewhereMeasurer(ABC):
         self._fleet.run(jobs, ask, note)
         self.overheads.run_s += time.monotonic() - started
 
+    def _ask_first(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What the first device answers, once it is there."""
+        found: list[dict[str, Any]] = []
+        self._fleet.run([[0]], lambda _: request, lambda _, answer: found.append(answer))
+        return found[0]
+
     def _request(
         self,
         trial: FarTrial,
@@ -358,8 +370,3 @@ class ElsewhereMeasurer(ABC):
             "check": check,
             "limit_s": limit_s,
         }
-
-
-def references_of_builders(pool: WorkerPool, hashes: Sequence[str], limit_s: float) -> list[dict[str, Any]]:
-    """What `cuda/builder.py` processes answer to a "reference" request for each workload."""
-    return pool.answers([Request({"op": "reference", "task": h}, limit_s, (h,)) for h in hashes])

@@ -132,16 +132,6 @@ class RayMeasurer(ElsewhereMeasurer):
             self.close()
             raise
 
-    def __enter__(self) -> RayMeasurer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the actors, and the cluster where it was started here. May be repeated."""
-        self._close()
-
     @cached_property
     def models(self) -> FarModels:
         """Where whole models run: in the actors."""
@@ -211,9 +201,7 @@ class RayMeasurer(ElsewhereMeasurer):
             raise SetupError(f"no node of the Ray cluster has a device for the target {self.target.kind.name}")
         for place in sorted(places):
             self._add_device(place)
-        found: list[str] = []
-        self._fleet.run([[0]], lambda _: {"describe": True}, lambda _, answer: found.append(answer["device"]))
-        return found[0]
+        return str(self._ask_first({"describe": True})["device"])
 
     def _add_device(self, place: tuple[str, int]) -> None:
         self._places.add(place)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -23,13 +22,11 @@ from ...gpu_machine import is_gpu
 from ...machine import core_count, describe_machine, is_host, target_json
 from ...search.space.hardware import Hardware
 from ..cuda.measurer import BUILDER
+from ..elsewhere.built_here import BuiltHereMeasurer
 from ..elsewhere.far_models import FarModels, transfer_limit_s
 from ..elsewhere.fleet import DeviceLost, Fleet
-from ..elsewhere.measurer import ElsewhereMeasurer, FarTrial, references_of_builders
 from ..elsewhere.process_device import ProcessDevice
-from ..pool import Config, Request, WorkerPool
-from ..scratch import Scratch
-from ..trial import SPACE_BUILDER, worker_memory_bytes
+from ..trial import SPACE_BUILDER
 from .tracker import RpcAddress, rpc_status
 from .worker import RpcConfig, lifetime_s
 
@@ -44,7 +41,7 @@ LOAD_LIMIT_S = 10.0
 _COMMAND = (sys.executable, "-m", "eqtune.measure.rpc.worker")
 
 
-class RpcMeasurer(ElsewhereMeasurer):
+class RpcMeasurer(BuiltHereMeasurer):
     """Measures on the servers that registered with TVM's RPC tracker under a key. A `Measurer`.
 
     Servers are used side by side, and must be alike. One that is lost, or hangs, is let go, and what it was running is
@@ -106,28 +103,16 @@ class RpcMeasurer(ElsewhereMeasurer):
         self._address = address
         self._advice = advice
         self._wait_for_server(wait_s)
-        self._directory = Scratch("rpc")
-        directory = Path(self._directory.name)
-        gpu = is_gpu(target)
-        command = [BUILDER] if gpu else []
-        self._pool = WorkerPool(workers, 1 if gpu else threads, directory, self._workloads, *command)
-        self._close = weakref.finalize(self, _close, self._fleet, self._pool, self._directory)
-        plain_target = json.loads(target_json(target))
         # Linked here where the linker knows the target, else there. Beside a GPU there is a CPU like this one.
+        gpu = is_gpu(target)
         self._export = "so" if gpu or is_host(target) else "tar"
-        self._pool.configure(
-            Config(
-                target=plain_target,
-                hardware=hardware.to_json(),
-                space_builder=space_builder,
-                seed=seed,
-                references=str(directory),
-                memory_bytes=worker_memory_bytes(),
-                export=self._export,
-            )
+        builder = BUILDER if gpu else None
+        self._start_builders(
+            "rpc", workers, hardware, seed, self._export, 1 if gpu else threads, space_builder, builder
         )
+        directory, plain_target = self._directory.name, json.loads(target_json(target))
         self._config = RpcConfig(
-            address.host, address.port, address.key, wait_s, plain_target, threads, str(directory), seed
+            address.host, address.port, address.key, wait_s, plain_target, threads, directory, seed
         )
         try:
             self._device = {"device": self._first_device(), "threads": threads}
@@ -137,16 +122,6 @@ class RpcMeasurer(ElsewhereMeasurer):
             self.close()
             raise
 
-    def __enter__(self) -> RpcMeasurer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop the builders and end the sessions. May be repeated."""
-        self._close()
-
     @cached_property
     def models(self) -> FarModels:
         """Where whole models run: on the servers."""
@@ -154,29 +129,8 @@ class RpcMeasurer(ElsewhereMeasurer):
         directory.mkdir()
         return FarModels(self._fleet, directory, self._export)
 
-    @property
-    def _builders(self) -> int:
-        return len(self._pool)
-
-    def _build_all(self, chunks: Sequence[Sequence[FarTrial]], limit_s: float) -> list[dict[str, Any]]:
-        return self._pool.answers(
-            [
-                Request(
-                    {"op": "build", "batch": self._batch, "candidates": [trial.spec for trial in chunk]},
-                    limit_s,
-                    tuple({trial.task for trial in chunk}),
-                )
-                for chunk in chunks
-            ]
-        )
-
-    def _make_references(self, hashes: Sequence[str], limit_s: float) -> list[dict[str, Any]]:
-        return references_of_builders(self._pool, hashes, limit_s)
-
     def _refresh(self) -> None:
-        for kind in ("so", "tar"):
-            for library in Path(self._directory.name).glob(f"*.{kind}"):
-                library.unlink()
+        super()._refresh()
         try:
             servers = rpc_status(self._address)["servers"]
         except SetupError:
@@ -197,9 +151,7 @@ class RpcMeasurer(ElsewhereMeasurer):
     def _first_device(self) -> str:
         """Open one session; the device's name, with the way to it: records made here never pass for local ones."""
         self._add_device()
-        found: list[str] = []
-        self._fleet.run([[0]], lambda _: {"describe": True}, lambda _, answer: found.append(answer["device"]))
-        return found[0]
+        return str(self._ask_first({"describe": True})["device"])
 
     def _add_device(self) -> None:
         log = Path(self._directory.name) / f"rpc-{len(self._fleet)}.log"
@@ -251,9 +203,3 @@ class _RpcDevice(ProcessDevice):
     def _session_end_s(self, limit_s: float, load_limit_s: float) -> float:
         """When the session ends at the latest: it is the one before, or has been opened by now for these limits."""
         return max(self._until_s, time.monotonic() + lifetime_s(limit_s, load_limit_s))
-
-
-def _close(fleet: Fleet, pool: WorkerPool, directory: Scratch) -> None:
-    fleet.close()
-    pool.close()
-    directory.cleanup()
