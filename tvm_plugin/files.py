@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ def text_of(path: Path) -> str:
 def replacing(path: Path) -> Iterator[Path]:
     """A name beside `path`, of this process alone, for a file that takes its place once it is written.
 
-    Its suffix is that of `path`, by which writers choose a format. Of a link, it takes the place of what that leads to;
-    devices and pipes stay, and are written to themselves.
+    Its suffix is that of `path`, by which writers choose a format. Who may read the file that was there, may read it. Of
+    a link, it takes the place of what that leads to; devices and pipes stay, and are written to themselves.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         yield path
@@ -43,6 +44,8 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.stem[:40]}-{os.getpid()}-{secrets.token_hex(4)}{suffix}")  # names have limits
     try:
         yield temporary
+        with contextlib.suppress(OSError):  # where there is none yet, or another user's
+            temporary.chmod(stat.S_IMODE(path.stat().st_mode))
         os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):

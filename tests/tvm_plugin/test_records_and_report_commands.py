@@ -296,6 +296,15 @@ def test_what_a_link_leads_to_is_written_in_the_format_of_its_name(tmp_path):
     assert stored.read_text() == "new"
 
 
+def test_a_private_file_stays_private(tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text("old")
+    page.chmod(0o600)
+    write_text(str(page), "new")
+    assert page.read_text() == "new"
+    assert page.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_name_may_be_as_long_as_the_system_permits(tmp_path):
     page = tmp_path / f"{250 * 'p'}.html"
     write_text(str(page), "new")
