@@ -34,8 +34,8 @@ def text_of(path: Path) -> str:
 def replacing(path: Path) -> Iterator[Path]:
     """A name beside `path`, of this process alone, for a file that takes its place once it is written.
 
-    Its suffix is that of `path`, by which writers choose a format. Who may read the file that was there, may read it. Of
-    a link, it takes the place of what that leads to; devices and pipes stay, and are written to themselves.
+    Its suffix is that of `path`, by which writers choose a format; its permissions are those of the file before. Of a
+    link, it takes the place of what that leads to; devices and pipes stay, and are written to themselves.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         yield path

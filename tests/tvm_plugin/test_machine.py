@@ -15,7 +15,7 @@ from eqtune.errors import InputError, SetupError
 from eqtune.machine import describe_machine, detect_target, device_name, is_host, runs_here, target_json
 from eqtune.measure import LocalMeasurer, peaks
 from eqtune.search.space.gpu.hardware import GpuHardware
-from eqtune.search.space.hardware import Hardware
+from eqtune.search.space.hardware import Hardware, with_weights
 
 
 def test_the_target_names_processor_and_cores():
@@ -125,7 +125,8 @@ def test_measured_speeds_are_those_of_a_real_machine():
     assert hardware.peak_flops_per_s_all >= hardware.peak_flops_per_s
     assert 1e9 < hardware.bandwidth_bytes_per_s < 1e12
     assert hardware.cache_bandwidth_bytes_per_s > hardware.bandwidth_bytes_per_s / 2
-    assert 0 <= hardware.parallel_overhead_s < 1e-2
+    assert 0 <= hardware.last_cache_bandwidth_bytes_per_s < 2 * hardware.cache_bandwidth_bytes_per_s
+    assert 0 <= hardware.parallel_overhead_s <= peaks.BUSY_START_S
     assert 1 <= hardware.half_vector_rate <= 2
 
 
@@ -188,6 +189,12 @@ def test_a_last_cache_that_is_as_slow_as_memory_is_not_near():
     """Winograd's weights, four times as large, won by prices of warm ones and lost in the model."""
     assert Hardware(l3_bytes=32 << 20).near_bytes == 32 << 20
     assert Hardware(l3_bytes=480 << 20, l2_bytes=2 << 20, threads=2).near_bytes == 4 << 20
+    speeds = {"l3_bytes": 48 << 20, "l2_bytes": 1280 << 10, "threads": 2, "cache_bandwidth_bytes_per_s": 80e9}
+    assert not Hardware(**speeds, last_cache_bandwidth_bytes_per_s=40e9).last_cache_is_far
+    slow = Hardware(**speeds, last_cache_bandwidth_bytes_per_s=22e9)
+    assert slow.last_cache_is_far
+    assert with_weights(slow, 5 << 20).weights_in_memory
+    assert not with_weights(slow, 2 << 20).weights_in_memory
 
 
 def test_without_system_files_the_table_answers(monkeypatch, tmp_path):
