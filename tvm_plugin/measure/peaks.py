@@ -112,7 +112,7 @@ def _measure(target: Any, hardware: Hardware, cores: int) -> dict[str, float]:
     lanes, threads = hardware.lanes(4), hardware.threads
     large = min(MEMORY_BYTES, 2 * hardware.l3_bytes) // 4 // (threads * lanes)
     small = hardware.l2_bytes // 4 // 4 // lanes
-    between = min(4 * hardware.l2_bytes, hardware.l3_bytes // 4) // 2 // 4 // lanes
+    between = max(1, min(4 * hardware.l2_bytes, hardware.l3_bytes // 4) // 2 // 4 // lanes)
     functions = {
         "fma_one": fma(1, lanes),
         "fma_all": fma(threads, lanes),
