@@ -27,10 +27,6 @@ MEMORY_BYTES = 128 * 1024**2
 PAGE_BYTES = 4096
 """Rows this far apart fall into the same set of the first-level cache."""
 
-SLOW_LAST_CACHE = 0.35
-"""A last cache that copies less than this share of what the second-level cache does is slow: 0.26 to 0.30 on Ice Lake,
-about 0.5 on Zen 3."""
-
 FAR_WEIGHTS = "far_weights"
 """Knob, without a choice: 1 where weights are asked for ahead, as those that are packed mostly are where
 `Hardware.weights_are_far`."""
@@ -69,8 +65,6 @@ class Hardware:
         Measured copy bandwidth from memory with `threads` threads (bytes read plus bytes written).
     cache_bandwidth_bytes_per_s : float
         Measured copy bandwidth of one thread at a working set that fits L2.
-    last_cache_bandwidth_bytes_per_s : float
-        The same at a working set of several times L2 that fits L3; 0 where that is not known.
     parallel_overhead_s : float
         Measured cost of starting and joining one parallel region over `threads` threads.
     half_vector_rate : float
@@ -82,6 +76,9 @@ class Hardware:
         "amx-int8" and "amx-bf16" for matrix tiles of both.
     tile_flops_per_s : float
         Measured peak of one thread's products of bfloat16 tiles (a product and a sum count two); 0 without such tiles.
+    slow_last_cache : bool
+        Whether L3 is many times as slow as L2. By the processor's name, not measured: passes, which measure nothing,
+        must see the same spaces as tuning.
     weights_in_memory : bool
         Whether a kernel's weights come from memory, or from a far last cache, in each call, as those of models do that
         have more of them than is near: not of the device, but of what it runs (`with_weights`).
@@ -99,11 +96,11 @@ class Hardware:
     peak_flops_per_s_all: float = 110e9
     bandwidth_bytes_per_s: float = 20e9
     cache_bandwidth_bytes_per_s: float = 80e9
-    last_cache_bandwidth_bytes_per_s: float = 0.0
     parallel_overhead_s: float = 3e-6
     half_vector_rate: float = 2.0
     dot_products: tuple[str, ...] = ()
     tile_flops_per_s: float = 0.0
+    slow_last_cache: bool = False
     weights_in_memory: bool = False
 
     @property
@@ -126,8 +123,8 @@ class Hardware:
         MB of weights) and MobileNet-v2 (14 MB), tuned for near weights, took 2.77 and 4.68 ms, for far ones 2.50 and
         4.37.
         """
-        slow = 0.0 < self.last_cache_bandwidth_bytes_per_s < SLOW_LAST_CACHE * self.cache_bandwidth_bytes_per_s
-        return self.l2_bytes * self.threads if slow or self.l3_bytes >= MEMORY_BYTES else self.l3_bytes
+        is_far = self.slow_last_cache or self.l3_bytes >= MEMORY_BYTES
+        return self.l2_bytes * self.threads if is_far else self.l3_bytes
 
     def lanes(self, dtype_bytes: int) -> int:
         """Elements of `dtype_bytes` bytes that fill one vector register."""
@@ -169,7 +166,10 @@ def with_weights(hardware: Hardware, weight_bytes: int) -> Hardware:
 
 
 _MAY_BE_ZERO = (
-    *("last_cache_bandwidth_bytes_per_s", "parallel_overhead_s", "shared_bytes_reserved", "tile_flops_per_s"),
+    "parallel_overhead_s",
+    "shared_bytes_reserved",
+    "slow_last_cache",
+    "tile_flops_per_s",
     "weights_in_memory",
 )
 

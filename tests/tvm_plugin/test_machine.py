@@ -125,7 +125,6 @@ def test_measured_speeds_are_those_of_a_real_machine():
     assert hardware.peak_flops_per_s_all >= hardware.peak_flops_per_s
     assert 1e9 < hardware.bandwidth_bytes_per_s < 1e12
     assert hardware.cache_bandwidth_bytes_per_s > hardware.bandwidth_bytes_per_s / 2
-    assert 0 <= hardware.last_cache_bandwidth_bytes_per_s < 2 * hardware.cache_bandwidth_bytes_per_s
     assert 0 <= hardware.parallel_overhead_s <= peaks.BUSY_START_S
     assert 1 <= hardware.half_vector_rate <= 2
 
@@ -189,12 +188,18 @@ def test_a_last_cache_that_is_as_slow_as_memory_is_not_near():
     """Winograd's weights, four times as large, won by prices of warm ones and lost in the model."""
     assert Hardware(l3_bytes=32 << 20).near_bytes == 32 << 20
     assert Hardware(l3_bytes=480 << 20, l2_bytes=2 << 20, threads=2).near_bytes == 4 << 20
-    speeds = {"l3_bytes": 48 << 20, "l2_bytes": 1280 << 10, "threads": 2, "cache_bandwidth_bytes_per_s": 80e9}
-    assert not Hardware(**speeds, last_cache_bandwidth_bytes_per_s=40e9).last_cache_is_far
-    slow = Hardware(**speeds, last_cache_bandwidth_bytes_per_s=22e9)
+    assert not Hardware(l3_bytes=48 << 20).last_cache_is_far
+    slow = Hardware(l3_bytes=48 << 20, l2_bytes=1280 << 10, threads=2, slow_last_cache=True)
     assert slow.last_cache_is_far
     assert with_weights(slow, 5 << 20).weights_in_memory
     assert not with_weights(slow, 2 << 20).weights_in_memory
+
+
+@pytest.mark.parametrize(("cpu", "slow"), [("icelake-server", True), ("znver3", False)])
+def test_a_slow_last_cache_is_known_without_measuring(cpu, slow):
+    """Passes measure nothing, and build the spaces that a model was tuned with."""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu})
+    assert describe_machine(target, measure=False, here=False).slow_last_cache == slow
 
 
 def test_without_system_files_the_table_answers(monkeypatch, tmp_path):

@@ -147,8 +147,6 @@ def _machine() -> Iterator[Finding]:
     from ..measure.peaks import BUSY_START_S
 
     machine = describe_machine()
-    last = machine.last_cache_bandwidth_bytes_per_s
-    from_l3 = f", {last / 1e9:.0f} from L3{' (far)' if machine.last_cache_is_far else ''}" if last else ""
     tiles = f"; {machine.tile_flops_per_s / 1e12:.1f} TFLOP/s of bfloat16 tiles" if machine.tile_flops_per_s else ""
     yield Finding(
         "machine",
@@ -162,7 +160,7 @@ def _machine() -> Iterator[Finding]:
         "ok",
         f"{machine.peak_flops_per_s / 1e9:.0f} GFLOP/s on one thread, {machine.peak_flops_per_s_all / 1e9:.0f} on all; "
         f"{machine.bandwidth_bytes_per_s / 1e9:.0f} GB/s from memory, {machine.cache_bandwidth_bytes_per_s / 1e9:.0f} "
-        f"from L2{from_l3}; {machine.parallel_overhead_s * 1e6:.1f} us to start a parallel region{tiles}",
+        f"from L2; {machine.parallel_overhead_s * 1e6:.1f} us to start a parallel region{tiles}",
         BUSY if machine.parallel_overhead_s >= BUSY_START_S else "",
     )
 

@@ -59,9 +59,8 @@ def measure_speeds(target: Mapping[str, Any], hardware: Hardware, limit_s: float
     Returns
     -------
     dict
-        peak_flops_per_s, peak_flops_per_s_all (FLOP/s), bandwidth_bytes_per_s, cache_bandwidth_bytes_per_s,
-        last_cache_bandwidth_bytes_per_s (bytes read plus bytes written a second), parallel_overhead_s (seconds),
-        half_vector_rate, tile_flops_per_s (FLOP/s).
+        peak_flops_per_s, peak_flops_per_s_all (FLOP/s), bandwidth_bytes_per_s, cache_bandwidth_bytes_per_s (bytes
+        read plus bytes written a second), parallel_overhead_s (seconds), half_vector_rate, tile_flops_per_s (FLOP/s).
 
     Raises
     ------
@@ -112,14 +111,12 @@ def _measure(target: Any, hardware: Hardware, cores: int) -> dict[str, float]:
     lanes, threads = hardware.lanes(4), hardware.threads
     large = min(MEMORY_BYTES, 2 * hardware.l3_bytes) // 4 // (threads * lanes)
     small = hardware.l2_bytes // 4 // 4 // lanes
-    between = max(1, min(4 * hardware.l2_bytes, hardware.l3_bytes // 4) // 2 // 4 // lanes)
     functions = {
         "fma_one": fma(1, lanes),
         "fma_all": fma(threads, lanes),
         "fma_half": fma(1, max(1, lanes // 2)),
         "copy_memory": copy(threads, large, lanes),
         "copy_cached": copy(1, small, lanes),
-        "copy_last_cache": copy(1, between, lanes),
         "parallel": touch(threads),
         "serial": touch(1),
     }
@@ -134,7 +131,6 @@ def _measure(target: Any, hardware: Hardware, cores: int) -> dict[str, float]:
         "fma_all": 2,
         "copy_memory": 1,
         "copy_cached": 100,
-        "copy_last_cache": 4,
         "parallel": 20,
         "serial": 20,
         "tiles": 2,
@@ -159,10 +155,6 @@ def _measure(target: Any, hardware: Hardware, cores: int) -> dict[str, float]:
         "peak_flops_per_s_all": _peak_of_all(one, flops * threads / seconds["fma_all"], threads, cores),
         "bandwidth_bytes_per_s": 8.0 * threads * large * lanes / seconds["copy_memory"],
         "cache_bandwidth_bytes_per_s": 8.0 * small * lanes / seconds["copy_cached"],
-        # Where L3 is no larger than what is in L2, there is nothing between.
-        "last_cache_bandwidth_bytes_per_s": (
-            8.0 * between * lanes / seconds["copy_last_cache"] if between >= 4 * small else 0.0
-        ),
         "parallel_overhead_s": _overhead(seconds),
         "half_vector_rate": min(2.0, max(1.0, seconds["fma_one"] / seconds["fma_half"])),
         "tile_flops_per_s": TILE_STEPS * 4 * 2.0 * 16 * 16 * 32 / seconds["tiles"] if has_tiles else 0.0,

@@ -160,8 +160,7 @@ def test_tiles_measured_with_weights_elsewhere_are_used(far: bool) -> None:
 @pytest.mark.parametrize("many", [False, True])
 def test_weights_that_come_from_memory_are_asked_for(many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of kernels without records, which are scheduled by estimate, and of those with open sizes."""
-    if many:
-        monkeypatch.setattr(Hardware, "near_bytes", 1024)
+    monkeypatch.setattr(Hardware, "near_bytes", 1024 if many else property(lambda hardware: hardware.l3_bytes))
     rows = tvm.tirx.Var("rows", "int64")
     open_sizes = module((rows, 64), lambda builder, x: relax.op.matmul(x, weight(64, 512)))
     target = detect_target(1)
