@@ -45,13 +45,15 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 class Processor(NamedTuple):
-    """What is known of a processor without running on it. Sizes in KiB, the clock in GHz, FLOP a cycle in float32."""
+    """What is known of a processor without running on it. Sizes in KiB, the clock in GHz, FLOP a cycle in float32, and
+    `Hardware.fmas_per_load`."""
 
     l1: int
     l2: int
     l3: int
     clock: float
     flops_per_cycle: int
+    fmas_per_load: float = 1.0
 
 
 PROCESSORS: Mapping[str, Processor] = {
@@ -63,7 +65,7 @@ PROCESSORS: Mapping[str, Processor] = {
     "skylake": Processor(32, 256, 8192, 3.5, 32),
     "skylake-avx512": Processor(32, 1024, 32768, 2.6, 64),
     "cascadelake": Processor(32, 1024, 32768, 2.8, 64),
-    "icelake-server": Processor(48, 1280, 32768, 2.8, 64),
+    "icelake-server": Processor(48, 1280, 32768, 2.8, 64, 1.8),
     "sapphirerapids": Processor(48, 2048, 65536, 2.8, 64),
     "neoverse-n1": Processor(64, 1024, 32768, 2.6, 16),
     "neoverse-v1": Processor(64, 1024, 32768, 2.6, 32),
@@ -188,6 +190,7 @@ def describe_machine(
         "peak_flops_per_s_all": peak * count,
         # Two units, each of which takes a whole vector or half of one, unless wide ones take both.
         "half_vector_rate": min(2.0, max(1.0, 4.0 * (vector_bytes // 4) / processor.flops_per_cycle)),
+        "fmas_per_load": processor.fmas_per_load,
     }
     if "amx-bf16" in fields["dot_products"]:
         fields["tile_flops_per_s"] = TILE_FLOPS_PER_CYCLE * processor.clock * 1e9

@@ -217,7 +217,8 @@ class AttentionSketch(Sketch):
         products = ((s_mr, s_nr, self.depth, self.places * far), (v_mr, v_nr, self.weights, self.columns))
         for mr, nr, steps, width in products:
             flops = 2.0 * self.heads * self.all_rows * width * steps
-            serial_s = serial_s + flops / machine.peak_flops_per_s / tile_efficiency(mr, nr / self.lanes, steps)
+            efficiency = tile_efficiency(mr, nr / self.lanes, steps, machine.fmas_per_load)
+            serial_s = serial_s + flops / machine.peak_flops_per_s / efficiency
         serial_s = serial_s + scores * EXP_INSTRUCTIONS * 2.0 / machine.peak_flops_per_s
         of_keys, of_values = (
             np.choose(panels.astype(np.intp), (0.0, blocks, self.heads, self.heads))

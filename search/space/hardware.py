@@ -70,6 +70,9 @@ class Hardware:
     half_vector_rate : float
         Multiply-adds of half a vector register that take as long as one of a whole one: 2 where wide ones are computed
         in halves (Zen 4 with AVX-512), else 1.
+    fmas_per_load : float
+        Multiply-adds that take as long as one load from L1 of a whole vector, or of an element into all its lanes: 1
+        where the core does as many of both in a cycle.
     dot_products : tuple of str
         Instructions that multiply and sum groups of small numbers, as LLVM names the features: "avx512vnni" and
         "avxvnni" for 8-bit integers, "avx512bf16" for bfloat16; "avx512bw", "avx2" and "sse2" for 16-bit integers;
@@ -98,6 +101,7 @@ class Hardware:
     cache_bandwidth_bytes_per_s: float = 80e9
     parallel_overhead_s: float = 3e-6
     half_vector_rate: float = 2.0
+    fmas_per_load: float = 1.0
     dot_products: tuple[str, ...] = ()
     tile_flops_per_s: float = 0.0
     slow_last_cache: bool = False

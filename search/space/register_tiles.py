@@ -24,10 +24,16 @@ def tile_fits(rows: Any, vectors: Any, steps: Any, registers: int) -> NDArray[np
     return result
 
 
-def tile_efficiency(rows: Any, vectors: Any, reduction: float) -> NDArray[np.float64]:
+NEAR_LOAD = 1.3
+"""Multiply-adds that take as long as a load of the first cache, and what comes with it, where loads are fast."""
+
+
+def tile_efficiency(rows: Any, vectors: Any, reduction: float, fmas_per_load: float) -> NDArray[np.float64]:
     """Share of the multiply-add peak that tiles reach over a reduction of that many steps."""
     sums = rows * vectors
     # Four cycles pass before a sum can be added to again; its operands are loaded once for a row or column of products.
     # A row's element is wanted from the first cache again and again, vectors come from the second one.
     loads = (rows + FAR_LOAD * vectors) / sums
-    return np.asarray(np.minimum(1.0, sums / 8) / np.maximum(1.0, 1.3 * loads) * reduction / (reduction + 6))
+    return np.asarray(
+        np.minimum(1.0, sums / 8) / np.maximum(1.0, max(NEAR_LOAD, fmas_per_load) * loads) * reduction / (reduction + 6)
+    )

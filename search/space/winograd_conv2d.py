@@ -138,7 +138,7 @@ class WinogradConv2dSketch(Sketch):
         blocks = tiles / block * chunks
         used = np.minimum(machine.threads, blocks)
         share = np.ceil(blocks / used) / blocks  # of the whole, that the busiest thread computes
-        efficiency = tile_efficiency(mr, nr / self.lanes, self.inputs)
+        efficiency = tile_efficiency(mr, nr / self.lanes, self.inputs, machine.fmas_per_load)
         product_s = 2.0 * self.matrices * tiles * self.inputs * self.outputs / machine.peak_flops_per_s / efficiency
         product_s = product_s * np.where(order == 1, 1.02, 1.0)
         weight_bytes = 4.0 * self.matrices * self.inputs * self.outputs / chunks

@@ -105,6 +105,26 @@ def test_loads_beside_multiply_adds_cost_what_they_do(half_vector_rate: float) -
     assert ratio > 1.05 if half_vector_rate == 1.0 else ratio < 1.02
 
 
+def test_tiles_are_wide_where_loads_are_slow() -> None:
+    """An Ice Lake Xeon: tiles of 28 x 16 run at half of the peak, of 14 x 32 at 96 %, of 8 x 48 at all of it."""
+    fast, slow = (product(196, 768, 64, half_vector_rate=1.0, fmas_per_load=f) for f in (1.0, 1.8))
+    assert estimate_s(fast, 28, 16) < 1.3 * estimate_s(fast, 14, 32)
+    assert estimate_s(slow, 28, 16) > 1.6 * estimate_s(slow, 14, 32)
+    assert estimate_s(slow, 8, 48) < estimate_s(slow, 14, 32)
+
+
+def test_vectors_across_two_lines_take_two_loads() -> None:
+    """Rows of 197 elements, read where they lie, beside rows of 208, which are whole lines."""
+    aligned, split = (
+        product(192, columns, 64, half_vector_rate=1.0, weights="", fmas_per_load=1.8) for columns in (208, 197)
+    )
+
+    def tile_s(space: Space) -> float:
+        return float(space.latency_s(point_of(space, mr=4, nr=32, pack=0))[0])
+
+    assert tile_s(split) > 1.2 * tile_s(aligned)
+
+
 FAR = {"threads": 2, "l2_bytes": 2 * 1024**2, "l3_bytes": 480 * 1024**2}
 """A last-level cache as slow as memory."""
 

@@ -127,6 +127,7 @@ def test_measured_speeds_are_those_of_a_real_machine():
     assert hardware.cache_bandwidth_bytes_per_s > hardware.bandwidth_bytes_per_s / 2
     assert 0 <= hardware.parallel_overhead_s <= peaks.BUSY_START_S
     assert 1 <= hardware.half_vector_rate <= 2
+    assert 1 <= hardware.fmas_per_load < 4
 
 
 def test_measuring_that_takes_too_long_is_given_up(monkeypatch):
@@ -196,10 +197,12 @@ def test_a_last_cache_that_is_as_slow_as_memory_is_not_near():
 
 
 @pytest.mark.parametrize(("cpu", "slow"), [("icelake-server", True), ("znver3", False)])
-def test_a_slow_last_cache_is_known_without_measuring(cpu, slow):
+def test_slow_loads_and_a_slow_last_cache_are_known_without_measuring(cpu, slow):
     """Passes measure nothing, and build the spaces that a model was tuned with."""
     target = tvm.target.Target({"kind": "llvm", "mcpu": cpu})
-    assert describe_machine(target, measure=False, here=False).slow_last_cache == slow
+    hardware = describe_machine(target, measure=False, here=False)
+    assert hardware.slow_last_cache == slow
+    assert (hardware.fmas_per_load > 1) == slow
 
 
 def test_without_system_files_the_table_answers(monkeypatch, tmp_path):

@@ -13,7 +13,7 @@ import tvm
 from tvm import tirx
 from tvm.script import tirx as T
 
-__all__ = ["CHAINS", "STEPS", "TILE_STEPS", "arguments_of", "copy", "fma", "tiles", "touch"]
+__all__ = ["CHAINS", "STEPS", "TILE_STEPS", "arguments_of", "copy", "fma", "fma_from_cache", "tiles", "touch"]
 
 CHAINS = 12
 """Independent chains of FMAs: they cover 4 cycles of latency on 2 units, and fit 16 registers with the operands."""
@@ -21,6 +21,8 @@ CHAINS = 12
 STEPS = 50_000
 """FMAs of each chain in one call: some tenths of a millisecond."""
 
+NEAR_ROWS = 32
+"""Rows of `CHAINS` vectors that stay in the first-level cache: up to 24 KiB."""
 
 TILE_STEPS = 2_000
 """Products of each tile of sums in one call."""
@@ -76,6 +78,29 @@ def fma(threads: int, lanes: int, steps: int = STEPS) -> Any:
                 for chain in T.unroll(CHAINS):
                     for lane in T.vectorized(lanes):
                         out[thread, chain, lane] = acc[chain, lane]
+
+    return kernel
+
+
+def fma_from_cache(lanes: int, steps: int = STEPS) -> Any:
+    """As `fma` on one thread, where each multiply-add loads one of its operands from the first-level cache."""
+
+    @T.prim_func(s_tir=True)
+    def kernel(x: T.Buffer((NEAR_ROWS, CHAINS, lanes), "float32"), out: T.Buffer((CHAINS, lanes), "float32")):
+        T.func_attr({"tirx.noalias": True})
+        with T.sblock("chains"):
+            acc = T.sblock_alloc_buffer((CHAINS, lanes), "float32", scope="local")
+            for chain in T.unroll(CHAINS):
+                for lane in T.vectorized(lanes):
+                    acc[chain, lane] = x[0, chain, lane]
+            for _ in range(steps // NEAR_ROWS):
+                for row in range(NEAR_ROWS):
+                    for chain in T.unroll(CHAINS):
+                        for lane in T.vectorized(lanes):
+                            acc[chain, lane] = acc[chain, lane] * x[0, 0, lane] + x[row, chain, lane]
+            for chain in T.unroll(CHAINS):
+                for lane in T.vectorized(lanes):
+                    out[chain, lane] = acc[chain, lane]
 
     return kernel
 

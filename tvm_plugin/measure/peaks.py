@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -60,7 +61,8 @@ def measure_speeds(target: Mapping[str, Any], hardware: Hardware, limit_s: float
     -------
     dict
         peak_flops_per_s, peak_flops_per_s_all (FLOP/s), bandwidth_bytes_per_s, cache_bandwidth_bytes_per_s (bytes
-        read plus bytes written a second), parallel_overhead_s (seconds), half_vector_rate, tile_flops_per_s (FLOP/s).
+        read plus bytes written a second), parallel_overhead_s (seconds), half_vector_rate, fmas_per_load,
+        tile_flops_per_s (FLOP/s).
 
     Raises
     ------
@@ -106,13 +108,14 @@ def _ask(question: str, threads: int, limit_s: float) -> dict[str, float]:
 def _measure(target: Any, hardware: Hardware, cores: int) -> dict[str, float]:
     import tvm
 
-    from .peak_kernels import CHAINS, STEPS, TILE_STEPS, arguments_of, copy, fma, tiles, touch
+    from .peak_kernels import CHAINS, STEPS, TILE_STEPS, arguments_of, copy, fma, fma_from_cache, tiles, touch
 
     lanes, threads = hardware.lanes(4), hardware.threads
     large = min(MEMORY_BYTES, 2 * hardware.l3_bytes) // 4 // (threads * lanes)
     small = hardware.l2_bytes // 4 // 4 // lanes
     functions = {
         "fma_one": fma(1, lanes),
+        "fma_from_cache": fma_from_cache(lanes),
         "fma_all": fma(threads, lanes),
         "fma_half": fma(1, max(1, lanes // 2)),
         "copy_memory": copy(threads, large, lanes),
@@ -129,6 +132,7 @@ def _measure(target: Any, hardware: Hardware, cores: int) -> dict[str, float]:
         "fma_one": 2,
         "fma_half": 2,
         "fma_all": 2,
+        "fma_from_cache": 2,
         "copy_memory": 1,
         "copy_cached": 100,
         "parallel": 20,
@@ -138,11 +142,15 @@ def _measure(target: Any, hardware: Hardware, cores: int) -> dict[str, float]:
     repeats = {"parallel": 10, "serial": 10}  # of 100 us: between two turns of another process
     arguments = {name: arguments_of(function) for name, function in functions.items()}
     seconds = dict.fromkeys(functions, float("inf"))
+    loads = []
     started = time.monotonic()
     for number_of_rounds in range(1, PATIENCE * ROUNDS + 1):
+        latest = {}
         for name in functions:
             timer = module.time_evaluator(name, tvm.cpu(), number=calls[name], repeat=repeats.get(name, 1))
-            seconds[name] = min(seconds[name], *timer(*arguments[name]).results)
+            latest[name] = min(timer(*arguments[name]).results)
+            seconds[name] = min(seconds[name], latest[name])
+        loads.append(latest["fma_from_cache"] / latest["fma_one"])  # at one clock, which moves with what is computed
         if time.monotonic() - started > PATIENCE_S:
             break
         undisturbed = seconds["fma_all"] < 1.1 * seconds["fma_one"]
@@ -157,6 +165,7 @@ def _measure(target: Any, hardware: Hardware, cores: int) -> dict[str, float]:
         "cache_bandwidth_bytes_per_s": 8.0 * small * lanes / seconds["copy_cached"],
         "parallel_overhead_s": _overhead(seconds),
         "half_vector_rate": min(2.0, max(1.0, seconds["fma_one"] / seconds["fma_half"])),
+        "fmas_per_load": max(1.0, statistics.median(loads)),
         "tile_flops_per_s": TILE_STEPS * 4 * 2.0 * 16 * 16 * 32 / seconds["tiles"] if has_tiles else 0.0,
     }
 

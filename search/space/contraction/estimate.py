@@ -15,12 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..access import dtype_bytes
+from ..access import Access, dtype_bytes
 from ..features import feature_table
 from ..hardware import PAGE_BYTES, Hardware
 from .channel_windows import WINDOW_SUMS, apart, fetching_s, gathered
 from .copies import PAD_AT_CHUNK, PAD_AT_OUTER, PAD_AT_ROOT, PAD_INLINE, UNPACKED
 from .plan import Plan
+from .prefetch import LINE_BYTES
 from .tile_counts import Column, Tiles, tiles
 from .traffic import moving_s, operand_bytes, packed_bytes, read_by_elements, traffic_of, waiting_s
 
@@ -88,24 +89,43 @@ def _transposes(plan: Plan, v: Mapping[str, Column], t: Tiles) -> NDArray[np.boo
 
 
 def _row_instructions(
-    rows: Column, vectors: Column, plan: Plan, hardware: Hardware, by_elements: NDArray[np.bool_]
+    rows: Column, vectors: Column, plan: Plan, hardware: Hardware, by_elements: NDArray[np.bool_], split: Column
 ) -> Column:
     """Vector-instruction times of one reduction step of a tile of `rows` rows: multiply-adds or loads, the slower."""
     sums = rows * vectors
     windows = plan.slides_over_channels
     units = 1.0 if windows or hardware.half_vector_rate > 1.5 else 2.0  # windows are loaded as fast as one unit works
     spread = sums if plan.spread is not None else rows
-    loads = sums * gathered(plan) if windows else plan.spread_cost * spread + vectors
+    loads = sums * gathered(plan) if windows else plan.spread_cost * spread + vectors * (1.0 + split)
     crowding: Column | float = 1.0
     if windows:
         crowding = 1.0 + 0.04 * np.maximum(sums - WINDOW_SUMS, 0.0)
     else:
         crowding += by_elements * (0.03 * np.maximum(rows - 12.0, 0.0) + 0.07 * np.maximum(rows - 20.0, 0.0))
     beside = 0.0 if units == 1.0 else LOAD_BESIDE * loads
+    if units > 1.0:  # an element that is spread takes a load as a vector does
+        loads = hardware.fmas_per_load * (max(plan.spread_cost, 1.0) * spread + vectors * (1.0 + split))
     instructions: Column = crowding * np.maximum(
         np.maximum(sums + plan.row_corrections * rows, FMA_LATENCY * units + 1.0) + beside, loads
     )
     return instructions + EVICTED_ROW * rows * np.maximum(rows - _rows_in_l1(plan), 0.0)
+
+
+def _split_loads(plan: Plan, v: Mapping[str, Column], t: Tiles) -> Column:
+    """Share of the vectors loaded that lie across two lines of the cache: each takes two loads."""
+    operand = _vectorised(plan)
+    if operand is None:
+        return np.zeros_like(v["mr"])
+    item_bytes = dtype_bytes(operand.dtype)
+    steps = (item_bytes * (operand.stride(axis.position) or 0) for axis in plan.reduction)
+    apart = np.where(v["pack"] == UNPACKED, math.gcd(*map(int, steps)), v["nr"] * item_bytes).astype(np.int64)
+    aligned = np.gcd(apart, LINE_BYTES)
+    return np.maximum(t.width * item_bytes - aligned, 0.0) / LINE_BYTES
+
+
+def _vectorised(plan: Plan) -> Access | None:
+    """The operand whose vectors are read, where it is one that may be packed."""
+    return plan.contraction.left.access if plan.vectors_over_image else plan.panel
 
 
 def _rows_in_l1(plan: Plan) -> float:
@@ -173,11 +193,12 @@ def _work(plan: Plan, hardware: Hardware, lanes: int, v: Mapping[str, Column], t
     trips = reduction / v["ku"]
 
     by_elements = plan.scattered & ~_transposes(plan, v, t)
+    split = _split_loads(plan, v, t)
     per_element = np.where(by_elements, 1.2, 0.35 if plan.scattered else 2.0 / lanes)
 
     def tile_s(rows: Column, vectors: Column, scalars: Column) -> Column:
         steps = reduction * (
-            _row_instructions(rows, vectors, plan, hardware, by_elements) + SCALAR_TAIL * rows * scalars
+            _row_instructions(rows, vectors, plan, hardware, by_elements, split) + SCALAR_TAIL * rows * scalars
         )
         written = rows * (vectors * t.width + scalars)
         store = written * per_element + 4.0
@@ -280,7 +301,7 @@ def _unpacked_share(plan: Plan, rows: Column, l1_share: Column) -> Column | floa
     Elements of a small operand stay in the first-level cache, and each vector of them serves all rows of a tile.
     `l1_share` is the size of a panel relative to that cache.
     """
-    operand = plan.contraction.left.access if plan.vectors_over_image else plan.panel
+    operand = _vectorised(plan)
     if operand is None:
         return 0.0
     small = plan.reduction_extent * plan.vector.extent <= 4096
