@@ -103,8 +103,8 @@ def _row_instructions(
     else:
         crowding += by_elements * (0.03 * np.maximum(rows - 12.0, 0.0) + 0.07 * np.maximum(rows - 20.0, 0.0))
     beside = 0.0 if units == 1.0 else LOAD_BESIDE * loads
-    if units > 1.0:  # an element that is spread takes a load as a vector does
-        loads = hardware.fmas_per_load * (max(plan.spread_cost, 1.0) * spread + vectors * (1.0 + split))
+    if units > 1.0 and plan.spread is None:  # an element takes a load as a vector does, unless shuffles spread it
+        loads = hardware.fmas_per_load * (max(plan.spread_cost, 1.0) * rows + vectors * (1.0 + split))
     instructions: Column = crowding * np.maximum(
         np.maximum(sums + plan.row_corrections * rows, FMA_LATENCY * units + 1.0) + beside, loads
     )
