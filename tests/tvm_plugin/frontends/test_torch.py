@@ -797,6 +797,22 @@ def test_infinities_and_other_dtypes(function):
     assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) < 1e-6
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.pad(x, (2, -1, -1, 0), mode="circular"),
+        lambda x: ((100 * x).int() << torch.arange(28, 34).int(), (100 * x).int() << 40),
+        lambda x: ((100 * x).int() >> torch.tensor([0, 31, 32, 40, -1, 5]).int(), (100 * x).int() >> 70),
+        lambda x: ((9 * x.abs()).byte() << 8, (9 * x.abs()).byte() >> 9, (9 * x.abs()).byte() >> 2),
+        lambda x: ((9 * x.abs()).byte().clamp(min=-5), (9 * x.abs()).byte().clamp(-250, 10)),
+        lambda x: (torch.empty_like(x, dtype=torch.int64).fill_(3), torch.empty(2, 3).fill_(0.5) + x[0, 0, :2, :3]),
+    ],
+    ids=["cut-off-a-ring", "left-shifts", "right-shifts", "shifts-of-bytes", "bounds", "filled"],
+)
+def test_beyond_the_ends_results_are_those_of_pytorch(function):
+    assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) < 1e-6
+
+
 def sampled_once(x, boxes, scale, height, width, _samples, aligned):
     """What torchvision's `roi_align` computes with one sample a bin, of boxes inside of the image."""
     left, top, right, bottom = (boxes[:, 1:] * scale - 0.5 * aligned).unbind(1)

@@ -35,6 +35,21 @@ def _pixel_shuffle(node: Any, importer: Any) -> relax.Expr:
     return emit(op.reshape(interleaved, (*batch, channels // factor**2, height * factor, width * factor)))
 
 
+def _pad(node: Any, importer: Any) -> relax.Expr:
+    """What is cut off is cut first where a tensor is repeated beside itself, which TVM does not."""
+    x, pads, mode, _ = arguments(node, importer, ("input", "pad", "mode", "value"), ("constant", None))
+    if mode != "circular" or min(pads) >= 0:
+        return importer._pad(node)
+    emit, shape = importer.block_builder.emit, shape_of(x)
+    around = [pads[place : place + 2] for place in reversed(range(0, len(pads), 2))]
+    outer = len(shape) - len(around)
+    begin = [max(0, -before) for before, _ in around]
+    end = [extent + min(0, behind) for extent, (_, behind) in zip(shape[outer:], around, strict=True)]
+    x = emit(op.strided_slice(x, list(range(outer, len(shape))), begin, end))
+    widths = [max(0, width) for both in around for width in both]
+    return emit(op.nn.pad(x, [0] * (2 * outer) + widths, "circular"))
+
+
 def _adaptive_max_pool(node: Any, importer: Any) -> tuple[relax.Expr, ...]:
     """By one pooling where all bins are equal."""
     if _gives_places(node):
@@ -293,6 +308,7 @@ def _upsample(name: str, weigh: Callable[..., Any], reach: int) -> Converter:
 
 
 IMAGE_CONVERTERS: dict[str, Converter] = {
+    "pad.default": _pad,
     "pixel_shuffle.default": _pixel_shuffle,
     "adaptive_max_pool2d.default": _adaptive_max_pool,
     **{f"{kind}adaptive_avg_pool{rank}d.default": _adaptive_avg_pool(rank) for kind in ("", "_") for rank in (1, 2, 3)},

@@ -30,6 +30,7 @@ __all__ = [
     "scalar",
     "shape_in_torch",
     "torch_of_array",
+    "wrapped",
 ]
 
 Converter = Callable[[Any, Any], relax.Expr | tuple[relax.Expr, ...]]
@@ -61,9 +62,13 @@ def scalar(value: Any, dtype: str, importer: Any) -> relax.Expr:
     Integers beyond a dtype begin anew at its other end, as in PyTorch: 240 is -16 of int8.
     """
     if not is_size(value):
-        wraps = is_integer(dtype) and isinstance(value, int)
-        return relax.const(np.array(value).astype(dtype) if wraps else value, dtype)
+        return relax.const(wrapped(value, dtype), dtype)
     return cast(tensor_of_size(importer.block_builder.emit, value), dtype, importer)
+
+
+def wrapped(value: Any, dtype: str) -> Any:
+    """A number as one of an integer dtype; another one, or of a dtype of fractions, as it is."""
+    return int(np.array(value).astype(dtype)) if is_integer(dtype) and isinstance(value, int) else value
 
 
 def dtype_of(node: Any) -> str:

@@ -13,7 +13,7 @@ from tvm.relax import op
 from ...dtypes import HALVES, epsilon, is_floating, numpy_dtype
 from ...relax_ir.tensors import is_empty, shape_of
 from .digits import floor_quotient
-from .nodes import Converter, arguments, cast, compared_as, dtype_of, operand, scalar, shape_in_torch
+from .nodes import Converter, arguments, cast, compared_as, dtype_of, operand, scalar, shape_in_torch, wrapped
 from .order import so_far
 
 __all__ = ["POINTWISE_CONVERTERS"]
@@ -46,6 +46,7 @@ def _limited(node: Any, importer: Any, x: relax.Expr, least: Any, most: Any) -> 
     x = operand(x, dtype, importer)
     numbers = [isinstance(bound, int | float) for bound in (least, most)]
     if all(numbers):
+        least, most = wrapped(least, dtype), wrapped(most, dtype)
         return emit(op.clip(x, min(least, most), most))  # the upper bound counts where they cross; TVM takes the lower
     if numbers[0] and least == 0 and most is None and is_floating(dtype):
         return emit(op.nn.relu(x))
@@ -144,6 +145,24 @@ def _is_lost(value: Any, dtype: str) -> bool:
     with np.errstate(over="ignore"):
         held = float(np.float64(value).astype(numpy_dtype(dtype)))
     return abs(held - value) > epsilon(dtype) * abs(value)
+
+
+def _shift(function: Callable[[Any, Any], relax.Expr]) -> Converter:
+    """By fewer than no bits, or by all that there are, zero or the sign is left; LLVM leaves open what is."""
+
+    def convert(node: Any, importer: Any) -> relax.Expr:
+        emit, dtype = importer.block_builder.emit, dtype_of(node)
+        given, last = arguments(node, importer, ("input", "other"), ()), np.iinfo(dtype).bits - 1
+        x, count = (operand(value, dtype, importer) for value in given)
+        if isinstance(given[1], int) and 0 <= given[1] <= last:
+            return emit(function(x, count))
+        within = emit(op.clip(count, 0, last))
+        is_within = emit(op.equal(count, within))
+        if function is op.right_shift and dtype.startswith("int"):
+            return emit(function(x, emit(op.where(is_within, within, relax.const(last, dtype)))))
+        return emit(op.where(is_within, emit(function(x, within)), relax.const(0, dtype)))
+
+    return convert
 
 
 def _quotient(node: Any, importer: Any) -> relax.Expr:
@@ -301,15 +320,15 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
         for kind in ("Tensor", "Scalar", "Scalar_Tensor")
     },
     **{
-        f"bitwise_{side}_shift.{kind}": _arithmetic(getattr(op, f"{side}_shift"))
+        f"bitwise_{side}_shift.{kind}": _shift(getattr(op, f"{side}_shift"))
         for side in ("left", "right")
         for kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")
     },
     **{f"isin.{kind}": _is_in for kind in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")},
-    "__lshift__.Scalar": _arithmetic(op.left_shift),
-    "__lshift__.Tensor": _arithmetic(op.left_shift),
-    "__rshift__.Scalar": _arithmetic(op.right_shift),
-    "__rshift__.Tensor": _arithmetic(op.right_shift),
+    "__lshift__.Scalar": _shift(op.left_shift),
+    "__lshift__.Tensor": _shift(op.left_shift),
+    "__rshift__.Scalar": _shift(op.right_shift),
+    "__rshift__.Tensor": _shift(op.right_shift),
     "clamp.default": _clamp,
     "clamp.Tensor": _clamp,
     "clamp_min.default": _clamp_min,
@@ -336,6 +355,10 @@ POINTWISE_CONVERTERS: dict[str, Converter] = {
     "new_zeros.default": _filled(0),
     "new_ones.default": _filled(1),
     "new_full.default": _filled(),
+    "fill.Scalar": _filled(),
+    "empty_like.default": _filled(0),
+    "empty.memory_format": _filled(0),
+    "empty_permuted.default": _filled(0),
     "empty_strided.default": _filled(0),
     "new_empty_strided.default": _filled(0),
     "eye.default": _identity,
