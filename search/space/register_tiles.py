@@ -17,15 +17,14 @@ FAR_LOAD = 1.8
 """Loads of the first cache that take as long as one of the second (Zen 5, vgg19: tiles of 2 x 64 take 1.35 times as
 long as those of 10 x 32)."""
 
+NEAR_LOAD = 1.3
+"""Multiply-adds that take as long as a load of the first cache, and what comes with it, where loads are fast."""
+
 
 def tile_fits(rows: Any, vectors: Any, steps: Any, registers: int) -> NDArray[np.bool_]:
     """Whether the sums fit the registers, with a row's vectors and a factor, and the unrolled body stays small."""
     result: NDArray[np.bool_] = (rows * vectors + vectors + 1 <= registers) & (rows * vectors * steps <= LARGEST_BODY)
     return result
-
-
-NEAR_LOAD = 1.3
-"""Multiply-adds that take as long as a load of the first cache, and what comes with it, where loads are fast."""
 
 
 def tile_efficiency(rows: Any, vectors: Any, reduction: float, fmas_per_load: float) -> NDArray[np.float64]:
@@ -34,6 +33,5 @@ def tile_efficiency(rows: Any, vectors: Any, reduction: float, fmas_per_load: fl
     # Four cycles pass before a sum can be added to again; its operands are loaded once for a row or column of products.
     # A row's element is wanted from the first cache again and again, vectors come from the second one.
     loads = (rows + FAR_LOAD * vectors) / sums
-    return np.asarray(
-        np.minimum(1.0, sums / 8) / np.maximum(1.0, max(NEAR_LOAD, fmas_per_load) * loads) * reduction / (reduction + 6)
-    )
+    loading = max(NEAR_LOAD, fmas_per_load) * loads
+    return np.asarray(np.minimum(1.0, sums / 8) / np.maximum(1.0, loading) * reduction / (reduction + 6))

@@ -91,22 +91,27 @@ def _transposes(plan: Plan, v: Mapping[str, Column], t: Tiles) -> NDArray[np.boo
 def _row_instructions(
     rows: Column, vectors: Column, plan: Plan, hardware: Hardware, by_elements: NDArray[np.bool_], split: Column
 ) -> Column:
-    """Vector-instruction times of one reduction step of a tile of `rows` rows: multiply-adds or loads, the slower."""
+    """Vector-instruction times of one reduction step of a tile of `rows` rows: multiply-adds or loads, the slower.
+
+    `split`: share of the vectors loaded that take two loads.
+    """
     sums = rows * vectors
     windows = plan.slides_over_channels
     units = 1.0 if windows or hardware.half_vector_rate > 1.5 else 2.0  # windows are loaded as fast as one unit works
     spread = sums if plan.spread is not None else rows
-    loads = sums * gathered(plan) if windows else plan.spread_cost * spread + vectors * (1.0 + split)
+    vector_loads = vectors * (1.0 + split)
+    loads = sums * gathered(plan) if windows else plan.spread_cost * spread + vector_loads
     crowding: Column | float = 1.0
     if windows:
         crowding = 1.0 + 0.04 * np.maximum(sums - WINDOW_SUMS, 0.0)
     else:
         crowding += by_elements * (0.03 * np.maximum(rows - 12.0, 0.0) + 0.07 * np.maximum(rows - 20.0, 0.0))
     beside = 0.0 if units == 1.0 else LOAD_BESIDE * loads
+    loading = loads
     if units > 1.0 and plan.spread is None:  # an element takes a load as a vector does, unless shuffles spread it
-        loads = hardware.fmas_per_load * (max(plan.spread_cost, 1.0) * rows + vectors * (1.0 + split))
+        loading = hardware.fmas_per_load * (max(plan.spread_cost, 1.0) * rows + vector_loads)
     instructions: Column = crowding * np.maximum(
-        np.maximum(sums + plan.row_corrections * rows, FMA_LATENCY * units + 1.0) + beside, loads
+        np.maximum(sums + plan.row_corrections * rows, FMA_LATENCY * units + 1.0) + beside, loading
     )
     return instructions + EVICTED_ROW * rows * np.maximum(rows - _rows_in_l1(plan), 0.0)
 
