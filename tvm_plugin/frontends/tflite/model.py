@@ -18,7 +18,8 @@ from ...runtime import first_line
 from ..imported import ImportedModel, Reference, imported_model
 from ..relax_model import with_weights_bound
 from .float_weights import with_float_weights
-from .operators import IN_FLOATS, Converter
+from .operators import Converter
+from .quantised import IN_FLOATS
 
 __all__ = ["from_tflite_file"]
 
