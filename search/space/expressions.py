@@ -65,6 +65,10 @@ def substitute(expression: Any, values: Sequence[tuple[Any, Any]]) -> Any:
     def value_of(var: Any) -> Any:
         return next((value for known, value in values if known.same_as(var)), var)
 
+    if isinstance(expression, ir.Var):
+        return value_of(expression)
+    if isinstance(expression, tirx.IntImm):
+        return expression
     return tvm_ffi.structural_map(expression, (ir.Var, value_of))
 
 

@@ -48,7 +48,10 @@ def simplify_guarded_indices(statement: Any, analyzer: Any) -> Any:
     def load(node: Any, mutator: Any) -> Any:
         loaded = mutator.default_mutate(node)
         indices = [
-            tvm_ffi.structural_map(index, ((tirx.FloorDiv, tirx.FloorMod), quotient_known)) for index in loaded.indices
+            index
+            if isinstance(index, tirx.IntImm | ir.Var)
+            else tvm_ffi.structural_map(index, ((tirx.FloorDiv, tirx.FloorMod), quotient_known))
+            for index in loaded.indices
         ]
         if all(new.same_as(old) for new, old in zip(indices, loaded.indices, strict=True)):
             return loaded

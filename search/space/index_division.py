@@ -35,16 +35,17 @@ def keep_index_divisions(function: Any) -> Any:
 
     Divisions stay where the dividend is a sum of rising terms without an offset: those TVM simplifies rightly.
     """
-    accesses = nodes_of(function.body, _ACCESSES)
-    divided = [value for access in accesses for value in _indices(access) if _divides(value)]
-    if not divided:
+    divisions = nodes_of(function.body, _DIVISIONS)
+    if not divisions:
         return function
     division = _Division(function.body)
-    if not any(division.is_risky(value) for value in divided):
+    if not any(map(division.is_risky, divisions)):  # nor those of values and conditions, which stay in any case
         return function
     body = simplify_guarded_indices(function.body, division.analyzer)
 
     def index(value: Any) -> Any:
+        if isinstance(value, tirx.IntImm | ir.Var):
+            return value
         return tvm_ffi.structural_map(value, (_DIVISIONS, division.kept))
 
     def access(node: Any) -> Any:
@@ -57,16 +58,13 @@ def keep_index_divisions(function: Any) -> Any:
             return tirx.BufferStore(node.buffer, node.value, indices)
         return tirx.BufferLoad(node.source, indices)
 
-    return function.with_body(tvm_ffi.structural_map(body, (_ACCESSES, access)))
+    body = tvm_ffi.structural_map(body, (_ACCESSES, access))
+    return function if body.same_as(function.body) else function.with_body(body)
 
 
 def _indices(access: Any) -> Any:
     """Also what a block's variables stand for: TVM puts it into the indices."""
     return access.iter_values if isinstance(access, s_tir.SBlockRealize) else access.indices
-
-
-def _divides(index: Any) -> bool:
-    return not isinstance(index, tirx.IntImm | ir.Var) and bool(nodes_of(index, _DIVISIONS))
 
 
 class _Division:
@@ -88,7 +86,7 @@ class _Division:
 
     def kept(self, node: Any) -> Any:
         """The division or remainder, so that TVM does not change it."""
-        if not isinstance(node.b, tirx.IntImm) or int(node.b) <= 0 or not self._is_risky(node.a):
+        if not isinstance(node.b, tirx.IntImm) or int(node.b) <= 0 or not self.is_risky(node):
             return node
         dividend, divisor = node.a, node.b
         least = int(self.analyzer.const_int_bound(dividend).min_value)
@@ -103,16 +101,14 @@ class _Division:
         quotient = tirx.truncdiv(dividend, divisor)
         return quotient - shift if shift else quotient
 
-    def is_risky(self, index: Any) -> bool:
-        """Whether TVM may change what the index is."""
-        return any(self._is_risky(node.a) for node in nodes_of(index, _DIVISIONS))
-
-    def _is_risky(self, dividend: Any) -> bool:
-        """Whether a dividend, as a map of loop variables, has an offset or a falling term.
+    def is_risky(self, node: Any) -> bool:
+        """Whether TVM may change a division: whether the dividend, by loop variables, has an offset or a falling term.
 
         What is narrower than an index is a value, such as a byte by which a table is asked: TVM computes it as written.
         """
-        if str(dividend.ty.dtype) not in _OF_INDICES:
+        dividend = node.a
+        is_loop = isinstance(dividend, ir.Var) and dividend not in self._bindings
+        if is_loop or str(dividend.ty.dtype) not in _OF_INDICES:
             return False
         expanded = self.analyzer.simplify(tvm_ffi.structural_map(dividend, (ir.Var, self._value_of)))
         factors = [factor for node in nodes_of(expanded, tirx.Mul) for factor in (node.a, node.b)]

@@ -289,6 +289,22 @@ def test_a_candidate_that_does_not_run_is_priced_by_the_estimate(tmp_path: Path)
         assert math.isfinite(failing([kernel()])[0])
 
 
+def test_prices_tell_how_long_a_candidate_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, now_s = kernel(), [0.0]
+
+    class Slow(Watch):
+        def price(self, candidates: Sequence[tuple[Task, Sequence[Decision]]]) -> Sequence[Price]:
+            now_s[0] += 6.0
+            return super().price(candidates)
+
+    monkeypatch.setattr("eqtune.tune.prices.time.monotonic", lambda: now_s[0])
+    with RecordDatabase(tmp_path / "records.sqlite") as database:
+        prices = source(database, Slow(0.25))
+        assert prices.candidate_s == 0.0
+        assert prices([task]) == [0.25]
+        assert prices.candidate_s == 6.0 / len(prices.defaults(task))
+
+
 def test_a_kernel_of_one_number_takes_no_second(tmp_path: Path) -> None:
     """No sketch schedules it, or says how long it takes."""
     builder = relax.BlockBuilder()

@@ -18,6 +18,7 @@ from eqtune.tasks import lower_to_kernels
 from eqtune.tune import accuracy
 from eqtune.tune.prices import KernelPrices
 from eqtune.tune.result import TaskResult
+from eqtune.tune.session import Session
 
 from .small_models import module, weight
 
@@ -93,6 +94,23 @@ def wrong_at_first(errors):  # type: ignore[no-untyped-def]
         return (1.0, 1.0) if len(asked) == 1 else errors(self, run)
 
     return instead
+
+
+def test_where_candidates_take_long_more_time_is_kept_back_for_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole model is compiled as they are: 3 seconds a kernel here."""
+    kept: list[float] = []
+    keep_back = Session.keep_back
+
+    def watched(self: Session, finish_s: float, kernels: int) -> None:
+        kept.append(finish_s)
+        keep_back(self, finish_s, kernels)
+
+    monkeypatch.setattr(Session, "keep_back", watched)
+    monkeypatch.setattr(KernelPrices, "candidate_s", 3.0)
+    result = tuned_once(tmp_path, time_budget_s=30)
+    assert kept[0] < 3.0 * len(result.tasks) < kept[-1]
 
 
 def test_the_schedule_of_a_priced_kernel_is_kept_for_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

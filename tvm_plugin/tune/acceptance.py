@@ -85,9 +85,11 @@ class Acceptance:
         """
         all_s = sum(kernel.status.calls * kernel.best_s for kernel in kernels if math.isfinite(kernel.best_s))
         least_s = 0.0 if self.budget.time_s is None else WORTH_A_LOOK * all_s
+        # First what takes its time in any case: looks end when no more is left.
+        guesses = {place: self._guess(kernel) for place, kernel in enumerate(kernels) if guess and kernel.unreached}
         results = [
-            self._guess(kernel) if guess and kernel.unreached else self._accept(kernel, least_s, look)
-            for kernel in kernels
+            guesses[place] if place in guesses else self._accept(kernel, least_s, look)
+            for place, kernel in enumerate(kernels)
         ]
         unreached = [k for k, result in zip(kernels, results, strict=True) if not result.measured]
         if unreached:

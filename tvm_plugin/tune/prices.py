@@ -69,8 +69,6 @@ class KernelPrices:
     measurer : Measurer or None
     budget_s : float
         Seconds from now on in which kernels are measured; what the caller does meanwhile counts.
-    measure_s : float
-        Seconds that were.
     measured, known, estimated : int
         How many kernels each source has priced.
     """
@@ -81,7 +79,6 @@ class KernelPrices:
     space: Callable[[Task], Space]
     measurer: Measurer | None = None
     budget_s: float = float("inf")
-    measure_s: float = 0.0
     measured: int = 0
     known: int = 0
     estimated: int = 0
@@ -89,6 +86,8 @@ class KernelPrices:
     _estimated: dict[str, tuple[list[Decision], float]] = field(default_factory=dict)
     _errors: dict[str, float] = field(default_factory=dict)
     _kernel_s: float = 0.0
+    _candidates: int = 0
+    _candidates_s: float = 0.0
     _started: float = field(default_factory=time.monotonic)
 
     def __call__(self, tasks: Sequence[Task]) -> list[float]:
@@ -136,6 +135,11 @@ class KernelPrices:
         return self.database.get_number(self._key(workload), "latency_s")
 
     @property
+    def candidate_s(self) -> float:
+        """Seconds that compiling and measuring a candidate took, side by side with others; 0 where none was."""
+        return self._candidates_s / max(1, self._candidates)
+
+    @property
     def _error(self) -> float:
         """How many times as long as estimated a kernel takes: the median of those that were measured."""
         return float(np.median(list(self._errors.values()))) if self._errors else 1.0
@@ -172,8 +176,10 @@ class KernelPrices:
             chosen, order = order[:count], order[count:]
             started = time.monotonic()
             prices = self.measurer.price([(task, self._estimate(task)[0]) for task in chosen])
-            self._kernel_s = (time.monotonic() - started) / len(chosen)
-            self.measure_s += time.monotonic() - started
+            took_s = time.monotonic() - started
+            self._kernel_s = took_s / len(chosen)
+            self._candidates_s += took_s
+            self._candidates += sum(len(self._estimate(task)[0]) for task in chosen)
             for task, price in zip(chosen, prices, strict=True):
                 if math.isfinite(price.latency_s):
                     self._learn(task, price)

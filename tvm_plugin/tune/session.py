@@ -426,7 +426,8 @@ class Session:
     def _price(self, kernels: Sequence[KernelSearch], variants: Sequence[Variant]) -> None:
         """Tell the allocation what kernels are priced at; where time is short, price more, and estimate the others.
 
-        No time goes into a form that would be given up even with all its kernels at their rooflines.
+        No time goes into a form that would be given up even with all its kernels at their rooflines. How long
+        candidates take tells what compiling the whole model will take, too, which is kept back.
         """
         seconds_left = self.budget.seconds_left
         is_short = seconds_left is not None and seconds_left < 2 * BATCH * TRIAL_S * len(kernels)
@@ -444,6 +445,10 @@ class Session:
             if is_short or self.prices.is_measured(kernel.task):
                 kernel.status.price_s = self.prices.guess_s(kernel.task)
                 kernel.favourite = next(iter(self.prices.defaults(kernel.task)), None)
+        if not isinstance(self.measurer, RunsModels):
+            prices_s = {kernel.task.workload_hash: self.prices.guess_s(kernel.task) for kernel in kernels}
+            count = len(min(variants, key=lambda variant: variant.latency_s(prices_s)).calls)
+            self.keep_back(max(self.finish_s, self.prices.candidate_s * count + self.timing_s), count)
 
     def _gauge(self) -> Gauge:
         at_peak_s = multiply_adds_at_peak_s(self.hardware) if self._speeds_measured else math.inf
