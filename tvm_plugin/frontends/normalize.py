@@ -282,15 +282,25 @@ def with_places_of_extrema(mod: tvm.IRModule) -> tvm.IRModule:
     return _with_main(_PlacesOfExtrema(mod), mod)
 
 
+_TRANSPOSED: dict[str, tuple[Callable[..., relax.Expr], tuple[str, str, str]]] = {
+    f"relax.nn.conv{len(axes)}d_transpose": (
+        getattr(relax.op.nn, f"conv{len(axes)}d_transpose"),
+        (f"NC{axes}", f"IO{axes}", f"NC{axes}"),
+    )
+    for axes in ("W", "HW", "DHW")
+}
+"""Transposed convolutions, and the layouts of data, weights and result that TVM lowers."""
+
+
 @relax.expr_functor.mutator
 class _ChannelsFirst(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
-        if operator(call) != "relax.nn.conv2d_transpose":
+        if operator(call) not in _TRANSPOSED:
             return call
         a = call.attrs
+        convolve, wanted = _TRANSPOSED[operator(call)]
         layouts = (str(a.data_layout), str(a.kernel_layout), str(a.out_layout or a.data_layout))
-        wanted = ("NCHW", "IOHW", "NCHW")
         if layouts == wanted or any(
             sorted(given) != sorted(order) for given, order in zip(layouts, wanted, strict=True)
         ):
@@ -300,8 +310,8 @@ class _ChannelsFirst(relax.PyExprMutator):
             for argument, given, order in zip(call.args, layouts, wanted, strict=False)
         )
         sizes = (list(a.strides), list(a.padding), list(a.output_padding), list(a.dilation))
-        result = relax.op.nn.conv2d_transpose(x, weights, *sizes, int(a.groups), *wanted, out_dtype=a.out_dtype)
-        return self.builder_.normalize(_reordered(self.builder_.emit(result), "NCHW", layouts[2]))
+        result = convolve(x, weights, *sizes, int(a.groups), *wanted, out_dtype=a.out_dtype)
+        return self.builder_.normalize(_reordered(self.builder_.emit(result), wanted[2], layouts[2]))
 
 
 def _reordered(value: relax.Expr, given: str, order: str) -> relax.Expr:

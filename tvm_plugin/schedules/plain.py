@@ -12,12 +12,16 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm.s_tir import ScheduleError
 
+from ..search.space.expressions import nodes_of
 from ..search.space.schedule import schedule_of
 
 __all__ = ["plain_schedule", "with_plain_schedules"]
 
 NO_VECTORS = ("bool", "bfloat16")
 """Dtypes of whose vectors TVM 0.27 makes programs that LLVM refuses."""
+
+_NO_VECTOR_FUNCTIONS = frozenset({"tirx.sinh", "tirx.cosh"})
+"""Functions that LLVM does not compile in vectors."""
 
 WIDEST = 64
 """Most elements of the last axis that are computed together: 4 vectors of 512 bits."""
@@ -72,7 +76,9 @@ def _schedule_stage(schedule: s_tir.Schedule, stage: s_tir.schedule.SBlockRV) ->
     rest, vector = schedule.split(spatial[-1], [None, width])
     schedule.reorder(*spatial[:-1], rest, *sums, vector)
     shared = schedule.fuse(*spatial[:-1], rest) if len(spatial) > 1 else rest
-    if not any(str(region.source.dtype) in NO_VECTORS for region in (*block.reads, *block.writes)):
+    dtypes = {str(region.source.dtype) for region in (*block.reads, *block.writes)}
+    called = {str(getattr(call.op, "name", "")) for call in nodes_of(block.body, ir.Call)}
+    if dtypes.isdisjoint(NO_VECTORS) and _NO_VECTOR_FUNCTIONS.isdisjoint(called):
         schedule.vectorize(vector)
     schedule.parallel(shared)
     if sums:

@@ -233,6 +233,25 @@ def test_the_only_pixels_whose_corners_are_aligned_are_the_first_ones():
     np.testing.assert_allclose(run(volume)[0], volume[:, :, :, :1, ::4], rtol=1e-6)
 
 
+@pytest.mark.parametrize("layouts", [("NWC", "WOI"), ("NCW", "OIW"), ("NCW", "IOW")], ids=str)
+def test_transposed_convolutions_of_rows_in_any_layout(layouts):
+    generator, sizes = np.random.default_rng(0), {"N": 2, "C": 4, "W": 5}
+    plain_x, plain_w = generator.standard_normal((2, 4, 5)), generator.standard_normal((4, 3, 2))
+    expected = np.zeros((2, 3, 10))
+    for tap in range(2):  # steps of two
+        expected[:, :, tap::2] = np.einsum("ncw,co->now", plain_x, plain_w[:, :, tap])
+    x = relax.Var("x", relax.TensorType([sizes[axis] for axis in layouts[0]], "float32"))
+    weights = plain_w.transpose(["IOW".index(axis) for axis in layouts[1]]).astype("float32")
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        options = {"strides": 2, "data_layout": layouts[0], "kernel_layout": layouts[1]}
+        builder.emit_func_output(builder.emit(relax.op.nn.conv1d_transpose(x, relax.const(weights), **options)))
+    run = ModelRunner(untuned_executable(load_model(builder.get()).mod, detect_target()))
+    order = ["NCW".index(axis) for axis in layouts[0]]
+    (found,) = run(np.ascontiguousarray(plain_x.transpose(order), "float32"))
+    np.testing.assert_allclose(found, expected.transpose(order), rtol=1e-4, atol=1e-5)
+
+
 def test_places_of_the_lowest_integers_are_in_the_row():
     x = relax.Var("x", relax.TensorType((2, 4), "uint8"))
     builder = relax.BlockBuilder()

@@ -244,6 +244,18 @@ def test_boxes_are_moved_by_half_a_pixel_of_the_image(place: str, scale: float) 
     assert verify_import(load_model(proto)) < 1e-5
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("place", ["half_pixel", "output_half_pixel"])
+@pytest.mark.parametrize("samples", [0, 1])
+def test_boxes_without_a_side(place: str, scale: float, samples: int) -> None:
+    """As models put them behind those that they found."""
+    boxes = {"boxes": np.float32([[0, 0, 4, 4], [0, 0, 0, 0], [2, 1, 2, 5], [1, 3, 5, 3]])}
+    sizes = {"output_height": 3, "output_width": 2, "sampling_ratio": samples, "spatial_scale": scale}
+    constants = boxes | {"batches": [0] * 4}
+    proto = model("RoiAlign", (1, 2, 7, 8), constants, coordinate_transformation_mode=place, **sizes)
+    assert verify_import(load_model(proto)) < 1e-5
+
+
 def test_boxes_of_images_that_are_not_there_are_of_the_nearest() -> None:
     """Not of what lies beside them in memory; ONNX Runtime refuses them."""
     boxes = {"boxes": np.float32([[0, 0, 4, 4], [1, 1, 5.5, 3.2]]), "batches": [0, 1]}

@@ -545,6 +545,13 @@ def test_a_shape_may_be_made_of_an_element_of_a_constant() -> None:
     )
 
 
+@pytest.mark.parametrize("opset", [17, 19])
+def test_bytes_become_numbers_of_the_type_of_their_scale(opset: int) -> None:
+    constants = {"scale": np.float16(0.1), "zero": np.int8(2)}
+    x = np.arange(-128, 128, dtype="int8")
+    assert_equal("DequantizeLinear", x, constants, opset=opset, domain="com.microsoft", tolerance=1e-3)
+
+
 def test_a_vector_times_quantised_columns() -> None:
     rng = np.random.default_rng(0)
     weights = {"w": rng.integers(-60, 60, (8, 4), "int8"), "ws": rng.uniform(0.001, 0.003, 4).astype("float32")}

@@ -608,6 +608,24 @@ def test_transforms_of_images_are_complex_in_between(tmp_path: Path) -> None:
     check(model.write(tmp_path, model.add("COMPLEX_ABS", [spectrum], model.tensor((1, 8, 9)))))
 
 
+@pytest.mark.parametrize("dtype", ["int32", "bool", "uint8"])
+def test_numbers_become_what_the_file_declares(dtype: str, tmp_path: Path) -> None:
+    """Options that say nothing say float32."""
+    model = Model((8, 16))
+    large = model.add("MUL", [0, model.constant(9.0)], model.tensor((8, 16)), schema.MulOptionsT())
+    size = model.add("ABS", [large], model.tensor((8, 16)), schema.AbsOptionsT())
+    check(model.write(tmp_path, model.add("CAST", [size], model.tensor((8, 16), dtype), schema.CastOptionsT())))
+
+
+@pytest.mark.parametrize("taps", [(2, 3, 2), (3, 4, 4)])
+def test_transposed_convolutions_of_volumes(taps: tuple[int, ...], tmp_path: Path) -> None:
+    model = Model((1, 3, 3, 3, 2))
+    weights = model.constant(np.random.default_rng(0).standard_normal((*taps, 4, 2)))
+    options = schema.Conv3DOptionsT(schema.Padding.SAME, strideD=1, strideW=3, strideH=2)
+    inputs = [model.constant([1, 3, 6, 9, 4]), weights, 0, model.constant(np.arange(4.0))]
+    check(model.write(tmp_path, model.add("CONV_3D_TRANSPOSE", inputs, model.tensor((1, 3, 6, 9, 4)), options)))
+
+
 @pytest.mark.parametrize(("scale", "zero"), [(0.8, 0), (0.8, 1), (0.4, -5), (4 / 7, -128)])
 @pytest.mark.parametrize("name", ["RELU", "RELU6", "RELU_N1_TO_1"])
 def test_limits_between_two_steps_of_a_scale(scale: float, zero: int, name: str, tmp_path: Path) -> None:

@@ -768,6 +768,8 @@ def written(x):
             (9 * x.abs()).byte() & torch.full((6,), -3, dtype=torch.uint8),
         ),
         lambda x: x + torch.eye(1500)[3, :6],
+        lambda x: (x.sinh(), x.cosh()),
+        lambda x: (x[..., 5:2], x[:, 2:-3].sum()),
         written,
         sliced,
     ],
@@ -789,6 +791,7 @@ def written(x):
         "single-parts",
         "masked-scatter",
         *("one-place", "a-number-in-order", "places-without-a-batch", "numbers-below-a-dtype", "large-identity"),
+        *("hyperbolic-functions", "slices-of-nothing"),
         "images-where-a-mask-holds",
         "slices",
     ],
@@ -813,14 +816,19 @@ def test_beyond_the_ends_results_are_those_of_pytorch(function):
     assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) < 1e-6
 
 
-def sampled_once(x, boxes, scale, height, width, _samples, aligned):
-    """What torchvision's `roi_align` computes with one sample a bin, of boxes inside of the image."""
+def sampled_once(x, boxes, scale, height, width, samples, aligned):
+    """What torchvision's `roi_align` computes with one sample a bin, of boxes inside of the image.
+
+    With as many as there are pixels in a bin, no box without a side has any.
+    """
     left, top, right, bottom = (boxes[:, 1:] * scale - 0.5 * aligned).unbind(1)
     rows = top[:, None] + (bottom - top)[:, None] * (torch.arange(height) + 0.5) / height
     columns = left[:, None] + (right - left)[:, None] * (torch.arange(width) + 0.5) / width
     places = torch.broadcast_tensors(columns[:, None, :], rows[:, :, None])
     grid = torch.stack([2 * at / (n - 1) - 1 for at, n in zip(places, (x.shape[3], x.shape[2]), strict=True)], -1)
-    return F.grid_sample(x[boxes[:, 0].long()], grid, align_corners=True)
+    pooled = F.grid_sample(x[boxes[:, 0].long()], grid, align_corners=True)
+    counts = (boxes[:, 3:] > boxes[:, 1:3]).all(1) | (not aligned) | (samples > 0)
+    return pooled * counts[:, None, None, None]
 
 
 def test_aligned_boxes_are_moved_by_half_a_pixel_of_the_image_that_is_sampled():
@@ -837,8 +845,10 @@ def test_aligned_boxes_are_moved_by_half_a_pixel_of_the_image_that_is_sampled():
 
     def pooled(x):
         boxes = torch.tensor([[1.0, 2.0, 2.5, 10.0, 9.0], [0.0, 3.0, 1.5, 8.0, 10.5]])
+        empty = torch.tensor([[0.0, 2.0, 2.0, 2.0, 5.0], [1.0, 2.0, 6.0, 5.0, 6.0], [1.0, 4.0, 4.0, 4.0, 4.0]])
         align = torch.ops.eqtune_tests.roi_align
-        return align(x, boxes, 0.5, 2, 3, 1, True), align(x, boxes, 0.5, 3, 2, 1, False)
+        all_pixels = align(x, torch.cat([boxes, empty]), 0.5, 6, 6, 0, True)
+        return align(x, boxes, 0.5, 2, 3, 1, True), align(x, boxes, 0.5, 3, 2, 1, False), all_pixels
 
     assert verify_import(load_model(Lambda(pooled), example_inputs=(IMAGE,))) < 1e-5
 
@@ -1100,6 +1110,21 @@ def test_indices_repeated_along_other_axes_are_those_of_rows(function, expected)
 )
 def test_of_equal_values_the_first_is_the_first(function):
     assert verify_import(load_model(Lambda(function), example_inputs=(IMAGE,))) == 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.sum(0), x.mean(-1, keepdim=True), x.prod(0), x.amax(0), x.var(0, correction=0), x.norm(dim=0)),
+        lambda x: (*x.max(0), *x.min(-1), x.argmax(), x.argmin(0, keepdim=True), *x.median(0)),
+        lambda x: (*x.sort(), *x.sort(stable=True, descending=True), x.argsort(0), *x.topk(1), *x.kthvalue(1)),
+        lambda x: (x.softmax(0), x.log_softmax(-1), x.logsumexp(0), *x.cummax(0), x.logcumsumexp(0), x.cumsum(0)),
+        lambda x: (x.gather(0, x.long() * 0), x.scatter(0, torch.tensor(0), 2.0), x.sum() + F.normalize(x, dim=0)),
+    ],
+    ids=["reductions", "extrema", "order", "softmax", "places"],
+)
+def test_a_number_may_have_an_axis(function):
+    assert verify_import(load_model(Lambda(lambda x: function(x[0, 0, 0, 0])), example_inputs=(IMAGE,))) < 1e-6
 
 
 def test_extrema_of_truth_values():

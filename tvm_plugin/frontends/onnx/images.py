@@ -14,6 +14,7 @@ from ...relax_ir.constants import constant_of
 from ...relax_ir.tensors import extents, shape_of
 from ..antialiased import cubic, linear, resized
 from ..chosen import chosen_rows
+from ..empty_boxes import zeros_of_empty_boxes
 from ..imported import KNOWN_SHAPES
 from ..overlap import fold
 from ..pooled_places import places_of_maxima
@@ -252,11 +253,13 @@ def _roi_align(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: C
     if isinstance(count, int):  # TVM reads whatever lies beside the images
         batches = bb.emit(op.clip(batches, 0, count - 1))
     default = "half_pixel" if convert.opset >= 16 else "output_half_pixel"
-    scale = float(attrs.get("spatial_scale", 1.0))
-    if text_of(attrs.get("coordinate_transformation_mode", default)) != "half_pixel" or scale == 1.0:
+    if text_of(attrs.get("coordinate_transformation_mode", default)) != "half_pixel":
         return convert("RoiAlign", [x, boxes, batches], attrs)
-    moved = bb.emit(op.add(boxes, relax.const(0.5 - 0.5 / scale, str(boxes.ty.dtype))))
-    return convert("RoiAlign", [x, moved, batches], attrs)
+    scale, moved = float(attrs.get("spatial_scale", 1.0)), boxes
+    if scale != 1.0:
+        moved = bb.emit(op.add(boxes, relax.const(0.5 - 0.5 / scale, str(boxes.ty.dtype))))
+    pooled = bb.emit(convert("RoiAlign", [x, moved, batches], attrs))
+    return pooled if attrs.get("sampling_ratio", 0) else zeros_of_empty_boxes(bb.emit, pooled, boxes)
 
 
 def _with_pads(shape: Sequence[Any], attrs: dict[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from tvm import ir, relax
 from tvm.relax import op
 
 from ...arrays import Array
+from ...dtypes import HALVES
 from ...errors import UnsupportedModelError
 from ...relax_ir.constants import array_of, constant_of
 from ...relax_ir.tensors import as_dtype, extents
@@ -75,11 +76,13 @@ def with_exact_products(model: onnx.ModelProto) -> onnx.ModelProto:
     return changed
 
 
-def _dequantize_in_blocks(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], _: Convert) -> Any:
+def _dequantize(bb: Any, inputs: Sequence[Any], attrs: dict[str, Any], convert: Convert) -> Any:
+    """In blocks, which TVM does not know; or to the type of the scale, which for TVM is float32 before version 19."""
     codes, scales, zeros = padded(inputs, 3)
     size = int(attrs.get("block_size", 0))
     if not size:
-        return None
+        is_known = convert.opset >= 19 or str(scales.ty.dtype) not in HALVES
+        return None if is_known else op.astype(bb.emit(convert("DequantizeLinear", inputs, attrs)), scales.ty.dtype)
     shape = extents(codes.ty)
     axis = int(attrs.get("axis", 1)) % len(shape)
     blocks = -(-shape[axis] // size)
@@ -203,7 +206,7 @@ def _dequantized(bb: Any, codes: Any, scales: Any, zeros: Any) -> Any:
 
 NARROW_WEIGHTS = {
     "Cast": _cast,
-    "DequantizeLinear": _dequantize_in_blocks,
+    "DequantizeLinear": _dequantize,
     "GatherBlockQuantized": _gather_block_quantized,
     "MatMulNBits": _matmul_nbits,
 }

@@ -238,6 +238,11 @@ class Converter(Quantised):
         whole = emit(relax_op.floor(emit(relax_op.add(steps, relax.const(0.5, "float32")))))
         return relax_op.add(emit(relax_op.multiply(whole, step)), relax.const(first, "float32"))
 
+    def convert_cast(self, op: Any) -> relax.Expr:
+        """To the type that the file declares the result to be; TVM's is to that of the options, which may say none."""
+        (x,), (output,) = self.get_input_tensors(op), self.get_output_tensors(op)
+        return relax_op.astype(self.get_tensor_expr(x), self.get_tensor_type_str(output.tensor.Type()))
+
     def convert_batch_matmul(self, op: Any) -> relax.Expr:
         """TVM's knows neither constants nor batches of different sizes."""
         tensors = self.get_input_tensors(op)

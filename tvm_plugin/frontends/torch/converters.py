@@ -18,10 +18,12 @@ Each takes a node of the exported graph and the importer, and returns the Relax 
   scale, stacked recurrent layers, attention whose queries share keys, nor what quantised models are exported with; of
   bfloat16, it has no constants; all convolutions are those of a batch in float32;
 - joins and stacks tensors of one rank and dtype only, and chooses from such alone where a mask holds; forgets the
-  dtype of `new_ones` and of sums so far;
+  dtype of `new_ones`, of `empty_like` and of sums so far;
 - reads past the end of what is written to a slice; logarithms of powers are not whole numbers; one slope of a PReLU is
   not for all channels; the options of `isin`, of norms of vectors and of cross entropy are not looked at; the mean over
   an empty list of axes is not that of all elements; NaN is before all boundaries of bins;
+- takes no axis of a tensor without axes, and sorts whatever memory lies there; shifts by more bits than there are to
+  anything; repeats what a circular padding cuts off; refuses slices that end before they begin;
 - hides `scaled_dot_product_attention` in one operator, which a graph search cannot look into;
 - computes with the dtype of an operand, `arange(4) / 4`, `arange(4) * 0.5`, `arange(4) ** 0.5` and `arange(4) < 2.5`
   in integers, and products in float32.

@@ -15,6 +15,7 @@ from ...errors import UnsupportedModelError
 from ...relax_ir.tensors import shape_of
 from ...repairs.bins import max_of_bins
 from ..antialiased import cubic, linear, resized
+from ..empty_boxes import zeros_of_empty_boxes
 from ..imported import KNOWN_SHAPES
 from ..overlap import add_up, fold
 from ..pooled_places import places_of_maxima
@@ -234,12 +235,13 @@ def _roi_align(node: Any, importer: Any) -> relax.Expr:
     """torchvision's. Half a pixel is one of the image that is sampled; TVM moves boxes before they are scaled."""
     names = ("input", "rois", "spatial_scale", "pooled_height", "pooled_width", "sampling_ratio", "aligned")
     x, boxes, scale, height, width, samples, aligned = arguments(node, importer, names, ())
-    emit = importer.block_builder.emit
+    emit, given = importer.block_builder.emit, boxes
     if aligned:
         half = 0.5 / scale
         moved = relax.const(np.array([0.0, half, half, half, half]), str(boxes.ty.dtype))  # not the number of the image
         boxes = emit(op.subtract(boxes, moved))
-    return emit(op.vision.roi_align(x, boxes, (height, width), scale, samples, bool(aligned), "NCHW", "avg"))
+    pooled = emit(op.vision.roi_align(x, boxes, (height, width), scale, samples, bool(aligned), "NCHW", "avg"))
+    return emit(zeros_of_empty_boxes(emit, pooled, given)) if aligned and samples <= 0 else pooled
 
 
 def _fold(node: Any, importer: Any) -> relax.Expr:

@@ -18,6 +18,7 @@ from ...relax_ir.constants import constant_of
 from ...relax_ir.tensors import STEPS, seen_as
 from ...runtime import first_line
 from ..imported import KNOWN_SHAPES, is_number
+from . import no_axes
 from .constants import Constants, is_repetition, makes_number
 from .converters import CONVERTERS, Converter
 from .halves import OF_SEVERAL_STEPS, rounded_once
@@ -117,7 +118,7 @@ class _Importer(ExportedProgramImporter):
                 return self._number(node)
             assert convert is not None
             self._see_alike(node)
-            return self._in_shape(node, convert(node, importer))
+            return self._in_shape(node, no_axes.converted(convert, node, importer))
 
         return of_node
 

@@ -56,6 +56,16 @@ def _slice(node: Any, importer: Any) -> relax.Expr:
     return open_slice(importer.block_builder.emit, x, axis, begin, length, step)
 
 
+def _sliced(node: Any, importer: Any) -> relax.Expr:
+    """Where nothing is left, up to the beginning: TVM refuses to end before it."""
+    x, axis = arguments(node, importer, ("input", "dim"), (0,))
+    axis %= len(shape_of(x))
+    length = shape_in_torch(node, importer)[axis]
+    if isinstance(length, int) and length == 0:
+        return importer.block_builder.emit(op.strided_slice(x, [axis], [0], [0]))
+    return _SLICED(node, importer)
+
+
 def _arange(node: Any, importer: Any) -> relax.Expr:
     given = arguments(node, importer, ("first", "second", "step"), (None, 1))
     start, end = given[:2] if given[1] is not None else (0, given[0])
@@ -112,6 +122,8 @@ def _squeeze(node: Any, importer: Any) -> relax.Expr:
     return _SQUEEZED(node, importer) if shape_of(x) else x
 
 
+_SLICED = _where_open("_slice", _slice)
+
 _SQUEEZED = _where_open("_squeeze", _to_shape(op.reshape))
 
 SHAPE_CONVERTERS: dict[str, Converter] = {
@@ -123,7 +135,7 @@ SHAPE_CONVERTERS: dict[str, Converter] = {
     "unflatten.int": _where_open("_unflatten", _to_shape(op.reshape)),
     "expand.default": _where_open("_expand", _to_shape(op.broadcast_to)),
     "copy.default": _to_shape(op.broadcast_to, place=1),  # of the other tensor; TVM's importer changes the first, too
-    "slice.Tensor": _where_open("_slice", _slice),
+    "slice.Tensor": _sliced,
     **{f"squeeze.{name}": _squeeze for name in ("default", "dim", "dims")},
     "split.Tensor": _split,
     "split_with_sizes.default": _split,
