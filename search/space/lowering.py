@@ -26,6 +26,7 @@ from .gpu.guards import keep_guards
 from .gpu.warpgroup_lowering import lower_warpgroups
 from .gpu.words import reduce_in_words
 from .index_division import keep_index_divisions
+from .marks import PARTITION
 from .memory_bound.lane_trees import multiply_by_reciprocals, reduce_lanes_as_trees
 from .memory_bound.masked_lanes import mask_lanes
 from .memory_bound.maxima import exp_of_differences_from_maxima
@@ -38,6 +39,7 @@ from .memory_bound.transpose_tiles import transpose_in_registers
 from .memory_bound.vector_math import vectorizable_math
 from .partitions import keep_within_loops
 from .rounding import round_in_vectors
+from .statements import rewrite_marked_loops, with_body
 
 __all__ = [
     "ASYNC_COPIES",
@@ -57,29 +59,44 @@ ASYNC_COPIES = {"tirx.use_async_copy": True}
 Without it they compute the same, and wait for every copy."""
 
 
+WIDE_LOOP = "eqtune.wide_loop"
+"""Annotation of loops marked PARTITION whose variables stay 64 bits wide. Where TVM splits one iteration off a loop
+without annotations, it puts a zero of 32 bits in the variable's place, and cannot add that to 64 bits."""
+
+
 def narrow_indices(function: Any) -> Any:
-    """The scheduled PrimFunc with 32-bit loop variables, or the function itself where 32 bits do not suffice.
+    """The scheduled PrimFunc with 32-bit loop variables, or with those that it has where 32 bits do not suffice.
 
     Relax kernels have 64-bit loops. TVM narrows them while lowering, and loses on the way which loops were marked
     PARTITION: ragged tiles then keep a condition around every element and run at a third of the speed. Narrowed before
-    lowering, the mark survives.
+    lowering, the mark survives. So it does where TVM cannot narrow them: in tiles of a tensor of symbolic size.
     """
+    narrowed = _narrowed(function)
+    if narrowed is not None:
+        return narrowed
+    return rewrite_marked_loops(
+        function, PARTITION, lambda loop: with_body(loop, loop.body, annotations={WIDE_LOOP: True})
+    )
+
+
+def _narrowed(function: Any) -> Any | None:
+    """The PrimFunc with 32-bit loop variables; None where they do not suffice."""
     for parameter in function.params:
         shape = getattr(parameter.ty, "shape", ())
         known = all(isinstance(extent, tirx.IntImm) for extent in shape)
         wide = str(parameter.dtype).startswith("int64")
         if wide or not known or math.prod(int(extent) for extent in shape) >= 2**31:
-            return function
+            return None
     if _sees_strides(function):
         # TVM would narrow the strides that an intrinsic sees, and not the indices that are made of them.
-        return function
+        return None
     if _has_ragged_axes(function):
         # TVM would narrow the loops, and leave 64 bits in parts of where they end: windows of ragged adaptive pooling.
-        return function
+        return None
     try:
         return tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": function}))["main"]
     except RuntimeError:  # a loop or an index of its own goes beyond 32 bits
-        return function
+        return None
 
 
 @dataclass(frozen=True)

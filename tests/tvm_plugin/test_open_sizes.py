@@ -768,6 +768,26 @@ def test_a_model_that_computes_something_else_at_another_size_is_refused(
         tuned(rows(), tmp_path)
 
 
+def test_sizes_that_are_equal_are_compared_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are 16 unless somebody says otherwise: one in the place of the other did not show."""
+    x = relax.Var("x", relax.TensorType((N, tirx.Var("m", "int64")), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(op.nn.relu(x))
+        builder.emit_func_output(result)
+    compute = open_sizes.Accuracy.errors
+
+    def wrong_unless_square(self: Any, run: Any) -> tuple[float, float]:
+        absolute, relative = compute(self, run)
+        rows, columns = self.reference.inputs[0].shape
+        return absolute, relative + (rows != columns)
+
+    monkeypatch.setattr(open_sizes.Accuracy, "errors", wrong_unless_square)
+    with pytest.raises(MismatchError, match="at n=17, m=18, the tuned model's outputs differ"):
+        tuned(builder.get(), tmp_path)
+
+
 @pytest.mark.parametrize(("trials", "schedule"), [(0, "by estimate"), (1, "plain")])
 def test_a_kernel_that_was_not_measured_keeps_its_schedule_by_estimate(trials: int, schedule: str) -> None:
     """It got the plain one, which is there for kernels that nothing makes faster."""

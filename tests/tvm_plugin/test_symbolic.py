@@ -36,10 +36,15 @@ RNG = np.random.default_rng(0)
 Shapes = Sequence[tuple[Any, ...]]
 
 
-def module(compute: Callable[..., Any], *shapes: tuple[Any, ...], dtype: str = "float32") -> tvm.IRModule:
-    """A module of one function over tensors of these shapes."""
+def module(
+    compute: Callable[..., Any], *shapes: tuple[Any, ...], dtype: str | Sequence[str] = "float32"
+) -> tvm.IRModule:
+    """A module of one function over tensors of these shapes; of one dtype, or each of its own."""
     builder = relax.BlockBuilder()
-    inputs = [relax.Var(f"x{place}", relax.TensorType(shape, dtype)) for place, shape in enumerate(shapes)]
+    dtypes = [dtype] * len(shapes) if isinstance(dtype, str) else dtype
+    inputs = [
+        relax.Var(f"x{place}", relax.TensorType(*each)) for place, each in enumerate(zip(shapes, dtypes, strict=True))
+    ]
     with builder.function("main", inputs):
         with builder.dataflow():
             result = builder.emit_output(compute(builder.emit, *inputs))
@@ -94,6 +99,21 @@ def test_rows_times_constant_weights_with_what_follows() -> None:
     assert TILED in kernel.attrs
     packed = kernel.params[1]
     assert len(packed.shape) == 3, "weights are packed once, not in every call"
+
+
+def test_products_beside_64_bit_integers() -> None:
+    """Their loops have 64 bits, too, also the last tile of rows that do not fill it."""
+    weights = normal(48, 40)
+
+    def compute(emit: Any, x: Any, mask: Any) -> Any:
+        product = emit(op.matmul(x, relax.const(weights)))
+        return emit(op.where(emit(op.greater(mask, relax.const(0, "int64"))), product, relax.const(-9.0, "float32")))
+
+    mod = module(compute, (N, 48), (N, 40), dtype=("float32", "int64"))
+    run = compiled(mod)
+    for size in SIZES:
+        x, mask = normal(size, 48), RNG.integers(-1, 2, (size, 40))
+        close(run(x, mask), np.where(mask > 0, x @ weights, np.float32(-9)))
 
 
 def test_few_rows_of_large_weights() -> None:
@@ -709,6 +729,22 @@ def test_masks_are_computed_where_they_are_used() -> None:
     for size in (1, 5, 70):
         x = normal(size, size)
         close(run(x), np.where(np.tri(size, dtype=bool), x, np.float32(-1)))
+
+
+def test_what_is_read_twice_again_and_again() -> None:
+    """As one expression, sixteen steps of a hash would be 2 ** 16 shifts."""
+
+    def compute(emit: Any, x: Any) -> Any:
+        for _ in range(16):
+            x = emit(op.bitwise_xor(x, emit(op.right_shift(x, relax.const(3, "int64")))))
+        return x
+
+    run = compiled(module(compute, (N, 8), dtype="int64"))
+    for size in SIZES:
+        x = wanted = RNG.integers(0, 1 << 40, (size, 8))
+        for _ in range(16):
+            wanted = wanted ^ (wanted >> 3)
+        np.testing.assert_array_equal(run(x), wanted)
 
 
 def test_a_size_as_a_number() -> None:

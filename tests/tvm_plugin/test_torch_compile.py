@@ -14,8 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from eqtune.torch_compile import captured, described  # noqa: E402
+from eqtune.frontends import OpenSize  # noqa: E402
+from eqtune.torch_compile import any_size, captured, described  # noqa: E402
 from eqtune.torch_compile.tuned import compared_s  # noqa: E402
+from eqtune.tune.result import Limit  # noqa: E402
 
 
 class Network(torch.nn.Module):
@@ -293,6 +295,58 @@ def test_a_model_of_few_sizes_is_compared_at_those(compiled: Any, tunings: list[
             x = torch.randn(1, size, 16)
             assert_same([fast(x)], [at_places(x)])
     assert len(tunings) == 1
+
+
+def test_sizes_of_another_graph_are_not_compared(compiled: Any, tunings: list[Any]) -> None:
+    """Twice as many rows are cut, which Dynamo captures as another graph."""
+
+    def first_rows(x: Any) -> Any:
+        return torch.relu(x[:16]) * 2
+
+    fast = compiled(first_rows, dynamic=True)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for size in (10, 3):
+            x = torch.randn(size, 8)
+            assert_same([fast(x)], [first_rows(x)])
+
+
+def test_sizes_that_an_export_does_not_permit_stay_with_pytorch(
+    compiled: Any, tunings: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(any_size, "limits_of", lambda _: [Limit(0, 0, OpenSize("rows", least=2, most=8))])
+    runs: list[int] = []
+    run = any_size.AnySize.run_tensors
+
+    def run_tensors(self: Any, x: Any) -> Any:
+        runs.append(len(x))
+        return run(self, x)
+
+    monkeypatch.setattr(any_size.AnySize, "run_tensors", run_tensors)
+    fast = compiled(torch.sin, dynamic=True)
+    with torch.no_grad():
+        for size in (3, 9, 8):
+            x = torch.randn(size, 8)
+            assert_same([fast(x)], [x.sin()])
+    assert set(runs) == {3, 4, 6, 8}  # twice as many are compared, and nine not
+
+
+def test_tensors_without_elements_beside_open_sizes_stay_with_pytorch(compiled: Any, tunings: list[Any]) -> None:
+    fast, x = compiled(torch.relu, dynamic=True), torch.randn(2, 0, 24)
+    with torch.no_grad(), pytest.warns(UserWarning, match="takes a tensor without elements"):
+        assert_same([fast(x)], [x.relu()])
+
+
+def test_what_fails_once_it_is_compiled_for_any_size_stays_with_pytorch(
+    compiled: Any, tunings: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("a shape that TVM did not expect")
+
+    monkeypatch.setattr(any_size.AnySize, "run_tensors", broken)
+    fast, x = compiled(torch.relu, dynamic=True), torch.randn(3, 4)
+    with torch.no_grad(), pytest.warns(UserWarning, match="compiled for any size, it fails: a shape"):
+        assert_same([fast(x)], [x.relu()])
 
 
 def test_what_cannot_be_tuned_stays_with_pytorch(compiled: Any, tunings: list[Any]) -> None:

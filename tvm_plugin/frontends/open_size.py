@@ -23,9 +23,14 @@ class OpenSize:
     most: int | None = None
     step: int = 1
 
+    def permits(self, size: int) -> bool:
+        """Whether it may be `size`."""
+        is_more = self.most is not None and size > self.most
+        return size >= self.least and not is_more and (size - self.least) % self.step == 0
+
     def check(self, size: int) -> None:
         """Raise InputError where it may not be `size`."""
-        if size < self.least or (self.most is not None and size > self.most) or (size - self.least) % self.step:
+        if not self.permits(size):
             raise InputError(f"the size {self.name} is {self._allowed()}, not {size}")
 
     def _allowed(self) -> str:

@@ -17,6 +17,8 @@ from ..machine import detect_target
 from ..pipeline import eqtune_pipeline
 from ..runtime import ModelRunner, first_line
 from ..tune.accuracy import ROUNDINGS, TOLERANCE
+from ..tune.open_sizes import limits_of
+from ..tune.result import Limit
 from .memory import InOrder, Layout, View, copy_of
 from .stays import Stays
 from .tuned import Tuned
@@ -66,9 +68,10 @@ class Sizes:
 
 
 class AnySize:
-    """The compiled graph, which takes tensors of any of its sizes."""
+    """The compiled graph, which takes tensors of any of its sizes: those within the limits."""
 
-    def __init__(self, executable: relax.VMExecutable, threads: int | None) -> None:
+    def __init__(self, executable: relax.VMExecutable, threads: int | None, limits: Sequence[Limit]) -> None:
+        self.limits = tuple(limits)
         self._runner = ModelRunner(executable, threads=threads)
 
     def run_tensors(self, *inputs: torch.Tensor) -> list[Any]:
@@ -77,7 +80,11 @@ class AnySize:
 
 
 def sizes_of(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> Sizes:
-    """The sizes that Dynamo left open. Raises Stays where numbers are no sizes, or sizes are computed of others."""
+    """The sizes that Dynamo left open.
+
+    Raises Stays where numbers are no sizes, sizes are computed of others, or a tensor has no elements: its strides are
+    others in PyTorch and TVM.
+    """
     nodes = graph.graph.find_nodes(op="placeholder")
     examples = [node.meta.get("example_value") for node in nodes]
     places: dict[str, tuple[int, int]] = {}
@@ -95,6 +102,8 @@ def sizes_of(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> Sizes:
     numbers = {}
     for index, value in enumerate(arguments):
         if isinstance(value, torch.Tensor):
+            if dimensions and not value.numel():
+                raise Stays("it takes a tensor without elements, and sizes differ from call to call")
             continue
         name = str(examples[index].node.expr) if isinstance(examples[index], torch.SymInt) else ""
         if not isinstance(value, int) or name not in places:
@@ -113,9 +122,10 @@ def in_order(outputs: Sequence[Any]) -> list[Any]:
 def compiled(program: torch.export.ExportedProgram, threads: int | None, fast_math: bool) -> AnySize:
     """An exported program with dynamic sizes. Raises Stays for what cannot be imported or compiled."""
     try:
-        mod = from_exported_program(program, {}, any_size=True).mod
+        imported = from_exported_program(program, {}, any_size=True)
         pipeline = eqtune_pipeline(fast_math=fast_math)
-        return AnySize(relax.build(mod, detect_target(threads), relax_pipeline=pipeline), threads)
+        executable = relax.build(imported.mod, detect_target(threads), relax_pipeline=pipeline)
+        return AnySize(executable, threads, limits_of(imported))
     except Exception as error:  # TVM raises anything
         raise Stays(f"it cannot be compiled for any size: {first_line(error)}") from error
 
@@ -126,6 +136,8 @@ def check_other_sizes(tuned: Tuned, graph: torch.fx.GraphModule, arguments: Sequ
     for given in itertools.chain([[*arguments]], sizes.others(arguments)):
         if compared == MOST_COMPARED:
             break
+        if not tuned.fits(given):  # Dynamo captures another graph for these, or this one runs as it is
+            continue
         try:
             returned = graph.forward(*map(copy_of, given))  # the module itself prints what its code raises
         except (RuntimeError, IndexError, ValueError):  # more places than the model knows, say

@@ -69,7 +69,7 @@ class CapturedGraph:
         if tuned is None:
             with _TUNING:
                 tuned = self._fitting(arguments) or self._newly_tuned(arguments)
-        if tuned is None or tuned.overlap(arguments):
+        if tuned is None or not tuned.fits(arguments) or tuned.overlap(arguments):
             return self._graph(*arguments)
         return tuned(arguments)
 
@@ -129,7 +129,10 @@ class CapturedGraph:
         options = {"threads": torch.get_num_threads()} | self._options
         if sizes:
             model = compiled(program, options["threads"], bool(options.get("fast_math", False)))
-            tuned = Tuned(model, weights, module.inputs, (), laid_out, arguments)
+            try:
+                tuned = Tuned(model, weights, module.inputs, (), laid_out, arguments, model.limits)
+            except Exception as error:  # TVM raises anything
+                raise Stays(f"compiled for any size, it fails: {first_line(error)}") from error
             check_other_sizes(tuned, self._graph, arguments, sizes)
         else:
             tuned = Tuned(_result(program, options), weights, module.inputs, changed, laid_out, arguments)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..tune.result import Limit
 from .memory import InOrder, Layout, View, copy_of, meet, memory, plain
 from .weights import Weights
 
@@ -34,6 +35,8 @@ class Tuned:
         Layouts of what it computes, views, and what is no tensor.
     arguments : sequence of Tensor
         Any that it can be called with: to find out which of TVM's results have no memory of their own.
+    limits : sequence of Limit
+        What the sizes of inputs have to be.
     """
 
     def __init__(
@@ -44,8 +47,9 @@ class Tuned:
         changed: Sequence[int],
         outputs: Sequence[Any],
         arguments: Sequence[torch.Tensor],
+        limits: Sequence[Limit] = (),
     ) -> None:
-        self.weights = weights
+        self.weights, self._limits = weights, tuple(limits)
         self._run = result.run_tensors
         self._inputs, self._changed = tuple(inputs), tuple(changed)
         self._outputs = tuple(outputs)
@@ -74,6 +78,12 @@ class Tuned:
 
     def _results(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [torch.from_dlpack(tensor) for tensor in self._run(*map(plain, inputs))]
+
+    def fits(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Whether it takes arguments of these sizes: torch.export may have permitted less than Dynamo."""
+        return all(
+            limit.size.permits(arguments[self._inputs[limit.input]].size(limit.dimension)) for limit in self._limits
+        )
 
     def overlap(self, arguments: Sequence[torch.Tensor]) -> bool:
         """Whether an argument that the graph changes lies where another one does."""

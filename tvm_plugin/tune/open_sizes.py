@@ -32,7 +32,7 @@ from .session import Session
 from .summarize import summarize
 from .tiles import TunedTiles, tuned_tiles
 
-__all__ = ["tuned_for_any_size", "typical_sizes"]
+__all__ = ["limits_of", "tuned_for_any_size", "typical_sizes"]
 
 LOGGER = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ def tuned_for_any_size(
         _target=session.target,
         _executable=built.executable,
         _run=built.run if isinstance(built.run, ModelRunner) else None,
-        _limits=_limits(imported),
+        _limits=limits_of(imported),
     )
 
 
@@ -277,7 +277,7 @@ def _checked(built: _Built, accuracies: Mapping[str, Accuracy]) -> tuple[float, 
     return largest
 
 
-def _limits(imported: ImportedModel) -> tuple[Limit, ...]:
+def limits_of(imported: ImportedModel) -> tuple[Limit, ...]:
     """What the sizes of inputs have to be."""
     return tuple(
         Limit(place, dimension, imported.open_sizes[str(extent)])
@@ -298,11 +298,18 @@ def _reference(session: Session, imported: ImportedModel, sizes: Mapping[str, in
 
 
 def _others(imported: ImportedModel, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """The next of each size, and twice as much: as far as the model allows."""
+    """The next of each size, and twice as much: as far as the model allows. First, where some are equal, the next ones
+    that are not, so that a size in the place of another one shows."""
     known, may_be = [dict(sizes)], imported.open_sizes
-    for factor, steps in ((1, 1), (2, 0)):
-        wanted = {name: size * factor + steps * may_be[name].step for name, size in sizes.items()}
-        others = {name: may_be[name].nearest(size) for name, size in wanted.items()}
+    apart: dict[str, int] = {}
+    for name, size in sizes.items():
+        larger = [may_be[name].nearest(size + more * may_be[name].step) for more in range(1, len(sizes) + 1)]
+        apart[name] = next((one for one in larger if one not in apart.values()), larger[0])
+    following, twice = (
+        {name: may_be[name].nearest(size * factor + steps * may_be[name].step) for name, size in sizes.items()}
+        for factor, steps in ((1, 1), (2, 0))
+    )
+    for others in (apart, following, twice):
         if others not in known:
             known.append(others)
             yield others
