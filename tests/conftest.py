@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +27,72 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    """Before a fixture is made, see `_in_one_environment`."""
+    _in_one_environment()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    """Before a test is called, see `_in_one_environment`."""
+    _in_one_environment()
+
+
+def _in_one_environment() -> None:
+    """Take back that pytest tells processes which test they belong to: the process that forks workers serves who
+    measures next only where the environment is the same, and starting one takes seconds."""
+    os.environ["PYTEST_CURRENT_TEST"] = "any"
+
+
+class _AnyCallable:
+    """In the place of `typing.Callable` in annotations, of which nothing is remembered."""
+
+    def __getitem__(self, _: Any) -> _AnyCallable:
+        return self
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return callable(value)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _composites_are_found_once() -> Iterator[None]:
+    """Whenever PyTorch decomposes a program, it asks all operators whether they are composites, and makes twenty
+    functions with annotations for each that is: half of what it takes to import a small module."""
+    programs, operators = (sys.modules.get(f"torch.{name}") for name in ("export.exported_program", "_ops"))
+    find: Any = getattr(programs, "_collect_all_valid_cia_ops", None)
+    with pytest.MonkeyPatch.context() as patch:
+        if operators and find:
+            torch, known = sys.modules["torch"], {}
+
+            def found() -> Any:
+                registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+                key = (*torch.ops._dir, *registered)
+                if key not in known:
+                    known.clear()
+                    known[key] = find()
+                return known[key]
+
+            patch.setattr(programs, "_collect_all_valid_cia_ops", found)
+            patch.setattr(operators, "Callable", _AnyCallable())
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _nobody_waits_for_quiet_cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other tests, no core is at full speed for long. Tuning would wait for that, so that its times are exact:
+    only tests of measuring, and those that run alone, ask for it."""
+    if request.node.get_closest_marker("alone") or request.path.parent.name == "measure":
+        return
+    session, local = (sys.modules.get(f"eqtune.{name}") for name in ("tune.session", "measure.local"))
+    if session is not None:
+        monkeypatch.setattr(session, "TIMING_S", 0.3)
+        monkeypatch.setattr(session.Session, "may_settle", False)
+    if local is not None:
+        monkeypatch.setattr(local, "PATIENCE", 0.0)
+        monkeypatch.setattr(local, "RETIME_PATIENCE", 1)
 
 
 @pytest.fixture(autouse=True)

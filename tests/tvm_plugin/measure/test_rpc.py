@@ -208,14 +208,6 @@ def test_a_server_killed_in_the_middle_loses_no_candidate(farm, measurer):
     assert [m.error for m in measurer.measure(matmul(64), DECISIONS)] == [""] * len(DECISIONS)
 
 
-def test_a_crash_and_a_hang_over_there_are_failed_candidates(measurer):
-    """Both servers are lost to each of them, and come back. After the kill: until then, none of them is occupied."""
-    measured = measurer.measure(matmul(), [tiled(2), faulty("run crashes"), faulty("run hangs"), tiled(4)])
-    assert [m.error for m in measured] == ["", "crash", "timeout", ""]
-    (after,) = measurer.measure(matmul(64), [tiled(8, 16)])
-    assert after.error == ""
-
-
 def test_a_price_needs_no_reference(measurer):
     task = matmul(80)
     price, none = measurer.price([(task, [faulty("raises"), DECISIONS[0]]), (matmul(192), [])])
@@ -229,6 +221,14 @@ def test_rpc_status_counts_servers(farm, measurer):
     status = rpc_status(RpcAddress.parse(farm.url))
     assert status["servers"] == 2
     assert rpc_status(RpcAddress("127.0.0.1", farm.port, "other"))["servers"] == 0
+
+
+def test_a_crash_and_a_hang_over_there_are_failed_candidates(measurer):
+    """Both servers are lost to each of them, and come back. The last one: until then, none of them is occupied."""
+    measured = measurer.measure(matmul(), [tiled(2), faulty("run crashes"), faulty("run hangs"), tiled(4)])
+    assert [m.error for m in measured] == ["", "crash", "timeout", ""]
+    (after,) = measurer.measure(matmul(64), [tiled(8, 16)])
+    assert after.error == ""
 
 
 @pytest.mark.parametrize(
