@@ -389,7 +389,7 @@ MARKS = (
         "in which a condition changes",
         "1",
         ("nest",),
-        ("keep_within_loops", TVM),
+        ("keep_within_loops", "narrow_indices", TVM),
         "parts, of which the bulk has no condition; whole where TVM would split beyond its ends",
     ),
 )

@@ -51,7 +51,10 @@ def test_an_impossible_budget_is_refused(arguments: dict[str, float], message: s
 
 
 @pytest.mark.parametrize(("left_s", "expected_s"), [(None, 1.0), (30.0, 1.0), (0.5, 0.5), (-2.0, 0.2)])
-def test_models_are_timed_for_a_moment_of_what_is_left(left_s: float | None, expected_s: float) -> None:
+def test_models_are_timed_for_a_moment_of_what_is_left(
+    left_s: float | None, expected_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eqtune.tune.session.TIMING_S", 1.0)  # shorter for other tests
     session = SimpleNamespace(budget=SimpleNamespace(whole_seconds_left=left_s))
     assert Session.timing_s.fget(session) == expected_s  # type: ignore[attr-defined]
 
