@@ -64,6 +64,14 @@ def ordered(x):
     return [places, np.arange(x.size, dtype=np.float32)[places] ** 2, x.sum(keepdims=True)]
 
 
+def test_an_output_of_subnormal_numbers_counts_as_zeros():
+    """Code that flushes them is as right as code that does not."""
+    subnormal = np.float32([2e-40, -1e-41])
+    assert compare([np.zeros_like(subnormal)], [subnormal])[1] < 1e-30
+    assert compare([np.float32([0.5, 0.0])], [subnormal])[1] == 0.5
+    assert compare([np.zeros(2, "float16")], [np.float16([6e-6, 0.0])])[1] == 1.0
+
+
 def test_places_that_a_tie_decides_are_not_compared():
     x = np.linspace(1, 2, 100, dtype=np.float32)
     x[40] = np.nextafter(x[41], np.float32(0))
