@@ -9,6 +9,7 @@ for every v, not only for those that are loaded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tvm_ffi
@@ -17,7 +18,15 @@ from tvm.ir.expr import TensorLoad
 
 from .expressions import is_conditional, nodes_of
 
-__all__ = ["simplify_guarded_indices"]
+__all__ = ["DIVISIONS", "simplify_guarded_indices", "with_divisions"]
+
+DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
+"""What divides in an index: quotients, and remainders."""
+
+
+def with_divisions(index: Any, rewrite: Callable[[Any], Any]) -> Any:
+    """An index whose divisions were rewritten, inner ones first; most are a number or a variable, and have none."""
+    return index if isinstance(index, tirx.IntImm | ir.Var) else tvm_ffi.structural_map(index, (DIVISIONS, rewrite))
 
 
 def simplify_guarded_indices(statement: Any, analyzer: Any) -> Any:
@@ -47,12 +56,7 @@ def simplify_guarded_indices(statement: Any, analyzer: Any) -> Any:
 
     def load(node: Any, mutator: Any) -> Any:
         loaded = mutator.default_mutate(node)
-        indices = [
-            index
-            if isinstance(index, tirx.IntImm | ir.Var)
-            else tvm_ffi.structural_map(index, ((tirx.FloorDiv, tirx.FloorMod), quotient_known))
-            for index in loaded.indices
-        ]
+        indices = [with_divisions(index, quotient_known) for index in loaded.indices]
         if all(new.same_as(old) for new, old in zip(indices, loaded.indices, strict=True)):
             return loaded
         return tirx.BufferLoad(loaded.source, [analyzer.simplify(index) for index in indices])

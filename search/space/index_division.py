@@ -17,11 +17,10 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.ir.expr import TensorLoad
 
 from .expressions import binding_of, nodes_of
-from .guarded_indices import simplify_guarded_indices
+from .guarded_indices import DIVISIONS, simplify_guarded_indices, with_divisions
 
 __all__ = ["keep_index_divisions"]
 
-_DIVISIONS = (tirx.FloorDiv, tirx.FloorMod)
 _ACCESSES = (TensorLoad, tirx.BufferStore, s_tir.SBlockRealize)
 
 _OF_INDICES = ("int32", "int64")
@@ -35,7 +34,7 @@ def keep_index_divisions(function: Any) -> Any:
 
     Divisions stay where the dividend is a sum of rising terms without an offset: those TVM simplifies rightly.
     """
-    divisions = nodes_of(function.body, _DIVISIONS)
+    divisions = nodes_of(function.body, DIVISIONS)
     if not divisions:
         return function
     division = _Division(function.body)
@@ -43,13 +42,8 @@ def keep_index_divisions(function: Any) -> Any:
         return function
     body = simplify_guarded_indices(function.body, division.analyzer)
 
-    def index(value: Any) -> Any:
-        if isinstance(value, tirx.IntImm | ir.Var):
-            return value
-        return tvm_ffi.structural_map(value, (_DIVISIONS, division.kept))
-
     def access(node: Any) -> Any:
-        indices = [index(value) for value in _indices(node)]
+        indices = [with_divisions(value, division.kept) for value in _indices(node)]
         if all(new.same_as(old) for new, old in zip(indices, _indices(node), strict=True)):
             return node
         if isinstance(node, s_tir.SBlockRealize):
